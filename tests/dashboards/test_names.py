@@ -15,7 +15,7 @@ from tests.alerts.rules import queries
 from tests.dashboards import documents
 from tests.dashboards.documents import FILES, RULE_FILES, expressions, load
 from tests.dashboards.labels import Labels
-from tests.dashboards.names import EXPORTED, FOREIGN, Names, metrics, vocabulary
+from tests.dashboards.names import EXPORTED, Names, metrics, vocabulary
 from tests.dashboards.promql import parse
 
 MISTAKES = [
@@ -161,8 +161,3 @@ def test_a_description_names_metrics_that_its_panel_reads(file: Path) -> None:
 
         assert named, panel["title"]
         assert named <= read, panel["title"]
-
-
-def test_what_is_foreign_is_not_our_own() -> None:
-    """The list of what other exporters have does not hide a mistake in ours."""
-    assert not [name for name in FOREIGN if name.startswith("ampwatch_")]

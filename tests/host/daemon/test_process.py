@@ -41,21 +41,6 @@ def test_the_daemon_loads_neither_torch_nor_what_reads_gpus() -> None:
     assert said == "[False, False, True]\n"
 
 
-def test_a_run_is_shown_from_its_first_step_to_its_end(running: tuple[Place, Running]) -> None:
-    """The daemon finds the ring by itself and says how the run ended."""
-    place, daemon = running
-    with place.writer("gpt") as writer:
-        writer.do("step")
-        eventually(lambda: daemon.states().get("gpt") == "running")
-        writer.do("finish and keep")
-        eventually(lambda: daemon.states().get("gpt") == "finished")
-
-        metrics = daemon.ask("/metrics").text
-
-    assert 'ampwatch_run_state{rank="0",run="gpt",state="finished"} 1.0' in metrics
-    assert 'ampwatch_collector_success{collector="rings"} 1.0' in metrics
-
-
 def test_the_lock_file_says_where_the_daemon_looks_for_rings(place: Place, tmp_path: Path) -> None:
     """So that a run elsewhere knows it is not shown; links are resolved."""
     (tmp_path / "link").symlink_to(tmp_path)

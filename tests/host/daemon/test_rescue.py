@@ -52,22 +52,6 @@ def watch(tmp_path: Path) -> Watch:
     return Watch(tmp_path)
 
 
-def test_a_process_that_dies_without_a_word_leaves_a_report(watch: Watch) -> None:
-    """Although it had found nothing: nobody else could write it."""
-    writer = watch.ring(0, 1, 2)
-    watch.watcher.poll()
-    assert not watch.left()
-
-    # A copy, as if the process were gone: nobody holds its lock.
-    (watch.rings / "dead.ring").write_bytes(writer.path.read_bytes())
-    (watch.rings / "dead.ring").chmod(0o600)
-    writer.path.unlink()
-    watch.watcher.poll()
-
-    (box,) = watch.left()
-    assert (box.state, [s.step for s in box.steps]) == (RunState.FAILED, [0, 1, 2])
-
-
 def test_a_process_that_closed_its_descriptors_and_goes_on_was_not_dead(watch: Watch) -> None:
     """Its lock goes with them, and comes back with its next record; the report of its death goes."""
     writer = watch.ring(0, 1)

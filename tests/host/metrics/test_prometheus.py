@@ -86,9 +86,9 @@ def test_the_scrape_of_the_made_up_fleet_is_the_golden_one() -> None:
 
 
 @pytest.mark.services
-@pytest.mark.parametrize("fleet", [made_up_fleet(), Fleet(Settings(), Clock())])
+@pytest.mark.parametrize("fleet", [made_up_fleet(), fleet_with_gpus(), Fleet(Settings(), Clock())])
 def test_promtool_has_nothing_to_say(fleet: Fleet) -> None:
-    """Names, units, types and help pass the linter, with and without a run."""
+    """Names, units, types and help pass the linter, with runs and GPUs and with none."""
     command = [require("promtool"), "check", "metrics"]
     result = subprocess.run(
         command, input=scrape(fleet), capture_output=True, text=True, check=False

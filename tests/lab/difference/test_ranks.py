@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -10,15 +11,9 @@ from msgspec.structs import replace
 from ampwatch.errors import DiffError
 from ampwatch.lab.difference.ranks import RunsDifference, compare_runs
 from ampwatch.lab.difference.words import difference_document, render_difference
-from ampwatch.lab.tape import RowKind
+from ampwatch.lab.tape import RowKind, TapeStep
 from ampwatch.lab.tape.files import find_tapes
 from tests.workshop.tapes import HEAD, row, step, write_tape
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from ampwatch.lab.tape import TapeStep
 
 NUM_RANKS = 4
 

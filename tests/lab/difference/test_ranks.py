@@ -53,18 +53,6 @@ def all_ranks(steps: Sequence[TapeStep]) -> dict[int, Sequence[TapeStep]]:
     return dict.fromkeys(range(NUM_RANKS), steps)
 
 
-def test_the_rank_that_departs_is_named(tmp_path: Path) -> None:
-    """The others differ as their formats explain, and the words say how many they are."""
-    a = run(tmp_path / "a")
-    b = run(tmp_path / "b", {2: [step(0), step(1, 1.01)]})
-
-    found, words = compared(a, b)
-
-    assert (found.pairs[0].a, found.pairs[0].b) == (2, 2)
-    assert "op addmm in first, forward of step 1, rank 2 ranks the other 3 ranks differ as" in words
-    assert not found.is_explained
-
-
 def test_the_first_departure_of_all_ranks_leads(tmp_path: Path) -> None:
     """Rank 3 departs a step before rank 1: it is the place, and rank 1 is said to come later."""
     a = run(tmp_path / "a")

@@ -1,18 +1,32 @@
-"""The map of a model by a precision plan and by error budgets, as the page gets it."""
+"""The map of a model by a precision plan and by error budgets, and losses in blocks, as the page gets them."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import math
+import re
 from typing import Any
 
 import pytest
+import torch
 
+from ampwatch.host.fleet.ranges import MAX_BLOCKED
 from ampwatch.host.fleet.rank import MAX_BUDGETS
 from ampwatch.host.page.map_state import Maps
 from ampwatch.lab.budget import ErrorBudget, ErrorRow, records_of
-from ampwatch.wire.records import MAX_BUDGETED, MAX_PLANNED, PRODUCTS, Record, Topic
+from ampwatch.lab.page.block_state import BlockStates
+from ampwatch.numerics.formats import FORMATS
+from ampwatch.wire.records import (
+    MAX_BUDGETED,
+    MAX_PLANNED,
+    PRODUCTS,
+    Operand,
+    RangeRecord,
+    Record,
+    Topic,
+)
+from tests.numerics.block_oracle import operand_of, quantised, sqnr_db
 from tests.workshop.fleets import fleet_of
 from tests.workshop.records import FACTS, budgeted, histogram, identity, planned, ranges, sampling
 
@@ -249,3 +263,83 @@ def test_of_many_modules_the_least_exact_ones_are_sent() -> None:
     assert [record.module for record in sent] == [f"m{i}" for i in range(2, MAX_BUDGETED + 2)]
     assert [record.place for record in sent] == list(range(MAX_BUDGETED))
     assert records_of(ErrorBudget(why_not="no forward")) == []
+
+
+RUN = identity().run
+
+
+def _values() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(3)
+    values = torch.randn(128, 32, generator=generator)
+    return values * torch.exp2(torch.randn(128, 32, generator=generator))
+
+
+def _measured(values: torch.Tensor, **changes: object) -> RangeRecord:
+    measured = operand_of(Operand.GRAD_OUTPUT, values)
+    return ranges(exponents=measured.histogram, blocks=measured.blocks, **changes)
+
+
+def _states(*records: RangeRecord) -> BlockStates:
+    return BlockStates(fleet_of(FACTS, *records))
+
+
+def test_the_words_are_of_values_that_are_really_cast() -> None:
+    """Of each block-scaled format, in the order of their bits."""
+    values = _values()
+    state = _states(_measured(values)).of(RUN, "0", None)
+    assert state is not None
+
+    found = {one["name"]: one["words"] for one in state["formats"]}
+    assert list(found) == [name for name, fmt in FORMATS.items() if fmt.block is not None]
+    for name, words in found.items():
+        cast = quantised(values.double().reshape(-1), name)
+        numbers = re.fullmatch(r"([\d.]+) dB, ([\d.]+) % to zero", words)
+        assert numbers is not None
+        assert float(numbers[1]) == pytest.approx(
+            sqnr_db(values.double().reshape(-1), cast), abs=1.5
+        )
+        assert float(numbers[2]) == pytest.approx(100 * float((cast == 0).double().mean()), abs=1.0)
+
+
+def test_formats_stand_under_what_shares_a_scale() -> None:
+    """MX apart from NVFP4."""
+    state = _states(_measured(_values())).of(RUN, "0", None)
+    assert state is not None
+
+    groups = {one["name"]: one["group"] for one in state["formats"]}
+    assert groups["mxfp4"] == groups["mxint8"] == "MX: a scale for 32 elements"
+    assert groups["nvfp4"] == "NVFP4: a scale for 16 elements"
+
+
+def test_samples_without_blocks_leave_those_that_were_measured() -> None:
+    """Blocks are measured in some of the samples only; each module has its own."""
+    small, large = _measured(_values(), module="head", step=3), _measured(_values(), step=3)
+    states = _states(small, large, ranges(step=9), ranges("head", step=9))
+
+    for module in (None, "head"):
+        state = states.of(RUN, "0", module)
+        assert state is not None
+        assert state["step"] == 3
+
+
+def test_nothing_is_said_of_what_was_not_measured() -> None:
+    """No blocks, nothing but zeros, no rank."""
+    assert _states(ranges()).of(RUN, "0", None) == {"formats": []}
+    zeros = _states(_measured(torch.zeros(4, 32))).of(RUN, "0", None)
+    assert zeros is not None
+    assert zeros["formats"] == []
+    assert _states(ranges()).of(RUN, "1", None) is None
+
+
+def test_the_blocks_that_are_kept_are_bounded() -> None:
+    """By as many modules as are measured at most."""
+    record = _measured(_values(), module="m")
+    many = [_renamed(record, f"m.{n}") for n in range(MAX_BLOCKED + 5)]
+    (view,) = fleet_of(FACTS, *many).ranks()
+
+    assert len(view.ranges.blocked) == MAX_BLOCKED
+    assert "m.0" not in view.ranges.blocked
+
+
+def _renamed(record: RangeRecord, module: str) -> RangeRecord:
+    return ranges(module, exponents=record.histogram, blocks=record.blocks)

@@ -124,13 +124,6 @@ def test_a_mistake_is_found_by_its_rule_alone(rule: str) -> None:
     assert [found for found, _ in lint(changed(MISTAKES[rule]))] == [rule]
 
 
-def test_the_dashboards_are_those_that_the_docs_speak_of() -> None:
-    """None is forgotten, none is left over."""
-    topics = ("gpu", "layers", "overview", "precision", "ranks", "run")
-
-    assert [file.name for file in FILES] == [f"ampwatch-{topic}.json" for topic in topics]
-
-
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_dashboard_has_no_error_and_no_warning(file: Path) -> None:
     """No rule is left out for any panel."""

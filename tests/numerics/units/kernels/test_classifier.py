@@ -60,16 +60,6 @@ def test_the_name_of_an_mma_instruction_makes_a_tensor_core_kernel(word: str) ->
     assert classify(f"my_{word}kle_fp16_v2").unit is not Unit.TENSOR
 
 
-def test_amd_templates_name_the_matrix_instruction_too() -> None:
-    """Composable Kernel's newer kernels have one entry point for all."""
-    entry = (
-        "void ck_tile::kentry<ck_tile::FmhaFwdKernel<ck_tile::Pipeline<{}, ck_tile::bf16_t> > >(x)"
-    )
-
-    assert classify(entry.format("WarpGemmMfmaF32")).unit is Unit.TENSOR
-    assert classify(entry.format("Unsaid")).unit is Unit.UNKNOWN
-
-
 def test_amd_names_are_tensor_only_with_a_matrix_instruction_in_them() -> None:
     """NVIDIA's words do not apply there."""
     amd = [golden["name"] for golden in GOLDEN if golden["group"] == "amd"]

@@ -6,8 +6,8 @@ import gc
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 from zlib import crc32
 
 import hypothesis
@@ -16,9 +16,6 @@ import pytest
 from tests.workshop.examples import run_example  # noqa: F401 - a fixture of all folders
 from tests.workshop.nursery import nursery  # noqa: F401 - a fixture of all folders
 from tests.workshop.times import Times
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROTATION = 4
 """One in so many tests that are marked ``rotating`` is run at a commit."""

@@ -7,10 +7,12 @@ import itertools
 import logging
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from types import CodeType, FrameType
+from typing import Any
 
 import pytest
 
@@ -18,11 +20,7 @@ from ampwatch import guard as guards
 from ampwatch.guard import Account, Guard, Log, Modes
 from ampwatch.training.hooks.channel import Channel, PythonChannel, Subscriber
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import CodeType, FrameType
-
-    Reach = Callable[["Part", Account], Callable[[Any], object]]
+Reach = Callable[["Part", Account], Callable[[Any], object]]
 
 
 @pytest.fixture(autouse=True, params=dict.fromkeys([Channel, PythonChannel]))

@@ -9,14 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.alerts.rules import ALERTS, groups
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 TOPICS = ("scale", "numerics", "ranks", "time", "gpu", "monitoring")
 

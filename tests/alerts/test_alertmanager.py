@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 import subprocess
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.alerts.rules import ROOT, alerts, load
 from tests.alerts.texts import rendered
 from tests.services import require
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.services
 

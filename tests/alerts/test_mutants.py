@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import re
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.alerts.mutants import TOPICS, TRIED, Mutant, digest, mutants
 from tests.alerts.promtool import failures, names_in, promtool
 from tests.alerts.rules import ALERTS, RULES, groups, load, name_of, part_for, read, write
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.nightly, pytest.mark.services]
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -16,11 +17,8 @@ from tests.alerts.promtool import failures, promtool
 from tests.alerts.rules import ALERTS, TESTS, groups, load, part_for, write
 from tests.states.series import labels_of
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    Key = tuple[str, frozenset[tuple[str, str]]]
-    """Name and labels of a series."""
+Key = tuple[str, frozenset[tuple[str, str]]]
+"""Name and labels of a series."""
 
 RANK = ("job", "instance", "run", "rank")
 HOST = ("job", "instance", "gpu", "uuid")

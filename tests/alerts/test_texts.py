@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.alerts.rules import alerts
 from tests.alerts.texts import GOLDEN, messages
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.services
 

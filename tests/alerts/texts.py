@@ -11,17 +11,15 @@ import re
 import subprocess
 import tempfile
 import textwrap
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import yaml
 
 from tests.alerts.promtool import promtool
 from tests.alerts.rules import ROOT, TESTS, load
 from tests.services import require
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 GOLDEN = ROOT / "tests" / "golden" / "alerts"
 TEMPLATE = ROOT / "deploy" / "alertmanager" / "ampwatch.tmpl"

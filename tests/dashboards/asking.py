@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import re
 import urllib.request
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
 
 from tests.dashboards import documents
-
-if TYPE_CHECKING:
-    from tests.integration.prometheus import Prometheus
+from tests.integration.prometheus import Prometheus
 
 BUILT_IN = {"__rate_interval": "5m", "__range": "10m", "__interval": "1m"}
 

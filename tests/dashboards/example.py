@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from tests.dashboards import documents
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Change = Callable[[dict[str, Any]], object]
+Change = Callable[[dict[str, Any]], object]
 
 CHOSEN = 'job=~"$job", instance=~"$instance", run=~"$run", rank=~"$rank"'
 PROPER = documents.load(documents.ROOT / "dashboards" / "ampwatch-run.json")
-ROW, HEATMAP, ELEMENTS = 300, 301, 305
-"""Ids of panels: the question above, a heatmap, and a course with a link and overrides by name."""
+ROW, ELEMENTS = 300, 305
+"""Ids of panels: the question above, and a course with a link and overrides by name."""
 
 
 def changed(change: Change) -> dict[str, Any]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import promql_parser as ast
 
 from tests.dashboards.promql import children, selectors
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    LabelsOf = Callable[[str], frozenset[str]]
+LabelsOf = Callable[[str], frozenset[str]]
 
 _KEEPING = ("topk", "bottomk", "limitk")
 _WITHOUT_SERIES = ("vector", "time", "scalar", "pi")

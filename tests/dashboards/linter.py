@@ -7,15 +7,11 @@ says (counters with matchers, overrides of a unit), this one looks at all of it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from tests.dashboards import documents
-from tests.dashboards.promql import RATE_INTERVAL, selectors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.dashboards.promql import Selector
+from tests.dashboards.promql import RATE_INTERVAL, Selector, selectors
 
 UNITS = frozenset(
     [
@@ -118,8 +114,8 @@ RULES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
 }
 """The rules by the names that the linter gives them.
 
-The conventions keep the ten others: variables and data sources are the same everywhere, no target may ask a
-Loki, and no dashboard may be edited; that queries can be read and are there, ``test_names.py`` says.
+The one builder of all dashboards keeps the ten others: variables and data sources are the same everywhere, no
+target may ask a Loki, and no dashboard may be edited; that queries can be read and are there, ``test_names.py`` says.
 """
 
 

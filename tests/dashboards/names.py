@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
 from ampwatch.diagnosis.kinds.registry import KINDS
 from ampwatch.host.fleet.gpus import (
@@ -32,12 +32,7 @@ from ampwatch.wire.records import (
     WindowSkip,
 )
 from tests.dashboards.labels import Labels
-from tests.dashboards.promql import PromQLError, parse, selectors
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from tests.dashboards.promql import Matcher
+from tests.dashboards.promql import Matcher, PromQLError, parse, selectors
 
 TARGET = frozenset({"job", "instance"})
 _SUFFIXES = {"histogram": ("_bucket", "_sum", "_count")}

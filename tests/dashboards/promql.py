@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import Any
 
 import promql_parser as ast
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from datetime import timedelta
 
 RATE_INTERVAL = ast.parse_duration("4m59s")
 """Stands for ``$__rate_interval`` while an expression is parsed: no one writes it by hand."""

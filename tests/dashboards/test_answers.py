@@ -5,7 +5,8 @@ That each query has an answer at all is the business of tests/integration/test_d
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,12 +14,8 @@ from tests.dashboards import asking
 from tests.dashboards.asking import panel
 from tests.dashboards.conftest import RANKS
 from tests.dashboards.documents import FILES, drawn, load
+from tests.integration.prometheus import Prometheus
 from tests.workshop.history import PER_MACHINE, instance
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.integration.prometheus import Prometheus
 
 pytestmark = [pytest.mark.nightly, pytest.mark.services]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -13,6 +13,8 @@ if sys.version_info < (3, 11):
         "the dashboards are built with Python 3.11 or newer: grafana-foundation-sdk wants it",
         allow_module_level=True,
     )
+
+from pathlib import Path
 
 from ampwatch.report.verdict import Level
 from dashboards.source import __main__ as program
@@ -27,9 +29,6 @@ from dashboards.source.fields import (
 from dashboards.source.states import ADVICE_WORDS, HEALTH_WORDS
 from tests.dashboards import documents
 from tests.dashboards.documents import drawn as panels
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_what_is_committed_is_what_the_code_makes() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,12 +15,8 @@ from tests.alerts.rules import queries
 from tests.dashboards import documents
 from tests.dashboards.documents import FILES, RULE_FILES, expressions, load
 from tests.dashboards.labels import Labels
-from tests.dashboards.names import EXPORTED, FOREIGN, Names, metrics, vocabulary
+from tests.dashboards.names import EXPORTED, Names, metrics, vocabulary
 from tests.dashboards.promql import parse
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 MISTAKES = [
     ("a metric", "ampwatch_step_total", "", "ampwatch_step_total: no such metric"),
@@ -163,8 +161,3 @@ def test_a_description_names_metrics_that_its_panel_reads(file: Path) -> None:
 
         assert named, panel["title"]
         assert named <= read, panel["title"]
-
-
-def test_what_is_foreign_is_not_our_own() -> None:
-    """The list of what other exporters have does not hide a mistake in ours."""
-    assert not [name for name in FOREIGN if name.startswith("ampwatch_")]

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import pytest
 
+from ampwatch.host.fleet import RankView
 from ampwatch.report.op_shares import low_precision_share, tensor_share
 from tests.dashboards import asking
 from tests.dashboards.asking import newest, panel
 from tests.dashboards.conftest import RANKS
+from tests.integration.prometheus import Prometheus
 from tests.workshop.fleets import made_up_fleet
-
-if TYPE_CHECKING:
-    from ampwatch.host.fleet import RankView
-    from tests.integration.prometheus import Prometheus
 
 pytestmark = [pytest.mark.nightly, pytest.mark.services]
 

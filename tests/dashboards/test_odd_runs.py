@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tests.dashboards import asking
+from tests.integration.prometheus import Prometheus
 
-if TYPE_CHECKING:
-    from tests.integration.prometheus import Prometheus
-
-    History = tuple[Prometheus, float]
+History = tuple[Prometheus, float]
 
 pytestmark = [pytest.mark.nightly, pytest.mark.services]
 

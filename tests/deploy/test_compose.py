@@ -1,4 +1,4 @@
-"""Files, names and addresses of what `docker compose up` starts, without a container engine."""
+"""Files, names and addresses of what `docker compose up` starts, without a container engine; and who may read."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 from ampwatch import __version__
 from ampwatch.cli import make_parser
+from ampwatch.host.daemon.access import OPEN_PATHS
 from ampwatch.settings import DEFAULT_PORT, Settings
 from tests.deploy.parts import DEPLOY, ROOT, loaded
 
@@ -196,3 +197,29 @@ def test_an_image_has_the_versions_that_are_tested() -> None:
     assert taken[:3] == ["*", "!ampwatch", "!docs"]
     assert re.findall(r"^USER (\S+)$", text, re.MULTILINE)[-1] == "10001:10001"
     assert f":{__version__} ." in text
+
+
+def test_what_is_open_to_all_is_told_so_where_it_is_started() -> None:
+    """The demo of Compose and the sidecar of a pod, whose images ask for a token by themselves."""
+    files = [path for path in DEPLOY.rglob("*") if path.suffix in {".yaml", ".yml", ".service", ""}]
+    names = {path: path.relative_to(DEPLOY).as_posix() for path in files if path.is_file()}
+    told = {name for path, name in names.items() if "AMPWATCH_READERS" in path.read_text()}
+    sidecars = {f"kubernetes/examples/{name}.yaml" for name in ("jobset", "trainjob", "rayjob")}
+    sidecars |= {"kubernetes/training/job.yaml", "helm/ampwatch/templates/example.yaml"}
+
+    assert told == {"compose/compose.yaml", *sidecars}
+    daemon = loaded(DEPLOY / "compose/compose.yaml")["services"]["daemon"]
+    assert daemon["environment"]["AMPWATCH_READERS"] == "all"
+    # Only for this machine: the port is on loopback.
+    assert all(port.startswith("127.0.0.1:") for port in daemon["ports"])
+
+
+def test_probes_need_no_token() -> None:
+    """A kubelet has none, and would end a daemon that is well."""
+    asked = {
+        match
+        for path in DEPLOY.rglob("*.yaml")
+        for match in re.findall(r"httpGet: \{path: (\S+),", path.read_text(encoding="utf-8"))
+    }
+
+    assert asked == OPEN_PATHS

@@ -7,16 +7,13 @@ import shlex
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ampwatch.cli import make_parser
 from tests.deploy.parts import DEPLOY
 from tests.services import require
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 UNIT = DEPLOY / "systemd" / "ampwatch.service"
 DROP_IN = DEPLOY / "systemd" / "ampwatch.service.d" / "tls.conf.example"

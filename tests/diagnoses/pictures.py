@@ -15,9 +15,9 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from PIL import Image
@@ -30,9 +30,6 @@ from tests.states.pictures import Camera, Shot, keep, opened
 from tests.states.played import Daemon, Ring
 from tests.states.serving import served
 from tools.site import kinds
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 PLACE = kinds.ROOT / kinds.PICTURES
 

@@ -7,24 +7,20 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 import ampwatch
+from ampwatch.wire.records import Finding
 from tests.diagnoses.pictures import PLACE, sentences_on
 from tests.stories.stage import ALARMS
 from tools.site import kinds
 from tools.site.kinds import PAGES, PROGRAM, REMEDY
 from tools.site.tutorial import masked
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from ampwatch.wire.records import Finding
 
 LONGEST = 40
 """Lines of a program that is still minimal."""

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from ampwatch.diagnosis.book import REPORTED_AGAIN_NS, FindingBook
 from ampwatch.diagnosis.causes import FOUND_LATE, INCIDENT_STEPS, LASTING
 from ampwatch.diagnosis.gradients.kinds import GRAD_UNDERFLOW
-from ampwatch.diagnosis.kinds.kind import When, since
+from ampwatch.diagnosis.kinds.kind import Kind, When, since
 from ampwatch.diagnosis.kinds.registry import ROWS
 from ampwatch.diagnosis.news import News, Reason
 from ampwatch.diagnosis.state.kinds import DIVERGENCE
 from ampwatch.wire.records import Finding, Severity
-
-if TYPE_CHECKING:
-    from ampwatch.diagnosis.kinds.kind import Kind
 
 # An exception has one step, and is of what was seen in that one: tests/diagnosis/calls.
 OF_AN_OP = [r.slug for r in ROWS if r.is_explained(When.AT_FAULT) and r.slug != "api_error"]

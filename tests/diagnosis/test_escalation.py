@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from ampwatch.diagnosis.escalation import (
     WATCHED_STEPS,
     Escalation,
 )
-from ampwatch.diagnosis.evidence.iteration import ScalerSettings, TensorRange
+from ampwatch.diagnosis.evidence.iteration import Attention, ScalerSettings, TensorRange
 from ampwatch.diagnosis.evidence.origins import OriginKind
 from ampwatch.diagnosis.evidence.rounding import SumSeen
 from ampwatch.diagnosis.forward.culprit_ops import RECURS, CulpritOps
@@ -33,12 +34,6 @@ from ampwatch.wire.records import Finding, Severity, Topic
 from tests.workshop.origins import NAN, inside, traced
 from tests.workshop.replay import Replay, measured
 from tests.workshop.simulation import Simulation
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ampwatch.diagnosis.evidence.iteration import Attention
-
 
 OVER = inside(spread_to={"loss"}, in_backward=True)
 POISONED = inside("mm", kind=OriginKind.BUFFER, out=NAN, spread_to={"loss"}, in_backward=True)

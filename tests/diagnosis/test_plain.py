@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -21,15 +22,10 @@ from ampwatch.diagnosis.evidence.scaler import CompiledGradients, ScalerChange
 from ampwatch.diagnosis.pipeline import Diagnosis, SelfCost
 from ampwatch.diagnosis.time.step_times import StepTimes
 from ampwatch.settings import Settings
-from ampwatch.wire.records import OptimizerRecord, StepRecord, Topic
+from ampwatch.wire.records import OptimizerRecord, Record, StepRecord, Topic
 from ampwatch.wire.ring.encoding import encode
 from tests.workshop.iterations import MadeUpScaler, iteration
 from tests.workshop.replay import Replay, measured
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ampwatch.wire.records import Record
 
 MAX_PAYLOAD = 4096
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import assume, given, settings
@@ -16,9 +16,6 @@ from ampwatch.wire.records import Severity
 from tests.diagnosis.words import ReadDiagnosis, Reader
 from tests.workshop import replay as workshop
 from tests.workshop.replay import Replay
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 OK, INF = False, True
 LEFT, HELD = "and it stayed there", ScalerSettings(2.0, 0.5, 30)

@@ -15,21 +15,18 @@ from __future__ import annotations
 import copy
 import math
 import re
+from collections.abc import Callable, Iterator
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ampwatch.diagnosis.calls.api_errors import MAX_NAMES
 from ampwatch.diagnosis.calls.kinds import API_ERROR
 from ampwatch.diagnosis.calls.known_errors import KNOWN
+from ampwatch.diagnosis.evidence.iteration import Iteration, ScalerSettings
 from ampwatch.diagnosis.kinds.registry import row_of
 from ampwatch.diagnosis.pipeline import Diagnosis
 from ampwatch.numerics.formats import FORMATS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ampwatch.diagnosis.evidence.iteration import Iteration, ScalerSettings
-    from ampwatch.wire.records import Finding
+from ampwatch.wire.records import Finding
 
 MIN_REACH, MAX_REACH, GAPS = 32, 1000, 10.0
 """Steps since a finding was seen last up to which it goes on: ten times its own mean gap between two

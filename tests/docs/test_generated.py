@@ -5,21 +5,17 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 import pytest
 
 import ampwatch
 from ampwatch.doctor.examination import terminal
 from tests.docs.pages import pages
+from tests.workshop.examples import ExampleRun
 from tools.site import api, troubleshooting
 from tools.site.tutorial import BLOCK, masked, parts_of_run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.workshop.examples import ExampleRun
 
 
 def test_each_public_name_is_told_of() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +14,6 @@ from torch import nn
 
 import ampwatch
 from tests.docs.pages import blocks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PAGES = ("README.md", "docs/index.md", "docs/using.md", "docs/callbacks.md", "docs/float16.md")
 """The pages whose Python is for any training. Those of kinds are run by `tests/diagnoses`."""

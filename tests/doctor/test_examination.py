@@ -1,11 +1,11 @@
-"""The whole examination."""
+"""The whole examination, and optional packages."""
 
 from __future__ import annotations
 
 from threading import Event
 
 from ampwatch.doctor.check import Check, State
-from ampwatch.doctor.examination import examine, is_able, probes
+from ampwatch.doctor.examination import examine, is_able, probes, terminal, web_config
 from ampwatch.settings import Settings
 
 GOOD = Check("good", State.OK, "it works")
@@ -42,15 +42,6 @@ def test_a_probe_that_hangs_is_left_behind() -> None:
     assert "did not end" in check.why
 
 
-def test_only_what_blocks_makes_it_unable() -> None:
-    """A problem alone does not."""
-    problem = Check("bad", State.PROBLEM, "it does not work")
-    blocking = Check("bad", State.PROBLEM, "nothing works", blocks=True)
-
-    assert is_able({"a": [GOOD, problem]})
-    assert not is_able({"a": [GOOD], "b": [GOOD, blocking]})
-
-
 def test_every_group_is_probed() -> None:
     """In the order in which a user would ask."""
     assert list(probes(Settings.resolve())) == [
@@ -62,3 +53,32 @@ def test_every_group_is_probed() -> None:
         "GPU",
         "protection",
     ]
+
+
+def nothing(_distribution: str) -> None:
+    return None
+
+
+def everything(distribution: str) -> str:
+    return f"1.2.3-{distribution}"
+
+
+def test_without_the_extras_it_says_what_is_missing_and_how_to_get_it() -> None:
+    """Absent, which is not a problem."""
+    checks = [*terminal(nothing), *web_config(nothing)]
+
+    assert [check.state for check in checks] == [State.ABSENT] * 3
+    assert [check.remedy for check in checks] == [
+        "pip install 'ampwatch[ui]'",
+        "pip install 'ampwatch[web]'",
+        "pip install 'ampwatch[web]'",
+    ]
+
+
+def test_with_the_extras_it_tells_their_versions() -> None:
+    """The number of each."""
+    checks = [*terminal(everything), *web_config(everything)]
+
+    assert [check.state for check in checks] == [State.OK] * 3
+    for check, package in zip(checks, ("rich", "pyyaml", "bcrypt"), strict=True):
+        assert f"1.2.3-{package}" in check.why

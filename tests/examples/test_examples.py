@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.workshop.examples import ExampleRun
+from tests.workshop.examples import ExampleRun
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from tests.frameworks.running import Fault, Outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 YES, PARTLY, NO = "yes", "partly", "no"
 

@@ -9,20 +9,17 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.frameworks.environments import Environment
 from tests.host.daemon.parts import ROOT, Daemon, Place
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from contextlib import AbstractContextManager
-
-    from tests.frameworks.environments import Environment
 
 PROGRAMS = Path(__file__).with_name("programs")
 MAX_SECONDS = 240

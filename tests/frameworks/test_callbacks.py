@@ -6,15 +6,12 @@ matrix. Here they are told to fail, to be watched twice, or to train in bfloat16
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.frameworks.environments import ENVIRONMENTS, Environment
 from tests.frameworks.running import Fault, Outcome, Runner, Way, has
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FAILS_AT, FAULT_AT, LOG_EVERY, STEPS = 30, 24, 10, 44
 """Those of programs/shared.py, which is not imported: it is for a Python with the frameworks."""

@@ -11,7 +11,7 @@ import datetime as dt
 import os
 import re
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -19,9 +19,6 @@ from tests.frameworks.environments import ENVIRONMENTS, Environment, Where
 from tests.frameworks.judging import NO, PARTLY, YES, Cell, judge
 from tests.frameworks.results import Result, read, write
 from tests.frameworks.running import Fault, Outcome, Runner, Start, Way, has, run_forks
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RANKS = {NO: 0, PARTLY: 1, YES: 2}
 STEPS = 44

@@ -6,19 +6,15 @@ And beside ``wandb.watch``: what each says of the same gradients.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.frameworks.running import Fault, Programs, has
-from tests.host.daemon.parts import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.host.daemon.parts import Daemon
+from tests.host.daemon.parts import Daemon, eventually
 
 pytestmark = pytest.mark.nightly
 

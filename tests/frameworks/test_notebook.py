@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from tests.frameworks.running import Fault, Programs, has
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def words_of(output: dict[str, Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from ampwatch.errors import AmpwatchError
 from ampwatch.host.daemon.remains import jobs, read_path
@@ -19,8 +18,7 @@ from tests.workshop.boxes import box
 
 from ampwatch.wire.ring.encoding import encode  # isort: skip
 
-if TYPE_CHECKING:
-    from ampwatch.wire.records import Record
+from ampwatch.wire.records import Record
 
 
 def _ring() -> bytes:

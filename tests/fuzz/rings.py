@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import struct
 import zlib
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 from ampwatch.errors import RingError
 from ampwatch.runtime import SHARED_MEMORY
@@ -15,9 +15,6 @@ from ampwatch.state.salvage import read_ring
 from ampwatch.wire.blackbox.document import from_json, to_json
 from ampwatch.wire.ring import RingReader, layout
 from tests.wire.corpus import FILES
-
-if TYPE_CHECKING:
-    import random
 
 _NUMBERS = (0, 1, 63, 64, 65, 127, 128, 255, 2**15, 2**16 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1)
 

@@ -6,7 +6,7 @@ import functools
 import json
 import struct
 import zlib
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 
@@ -18,9 +18,6 @@ from ampwatch.lab.tape.files import MARK, find_tapes
 from ampwatch.lab.tape.rows import TapeRecord
 from tests.fuzz.engine import scratch
 from tests.workshop.tapes import HEAD, step, write_tape
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RECORDS = [HEAD, step(0), TapeOutcome(0, 1.0, 1.0, skipped=False), step(5, 2.0)]
 SEEDS = (msgspec.json.encode(RECORDS), *map(msgspec.msgpack.encode, RECORDS))

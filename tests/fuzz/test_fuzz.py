@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.fuzz.engine import attempt, corpus, load, mutant, search, targets
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 KEPT = [(name, path) for name in targets() for path in corpus(name)]
 MANY = 400

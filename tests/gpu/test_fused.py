@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ampwatch.numerics.encodings import DTYPES
+from ampwatch.numerics.exponents import ExponentHistogram
+from ampwatch.training.kernels.base import Kernel
 from ampwatch.training.kernels.rows import MAX_NUMEL, ROW_WORDS, decode
 from tests.gpu.syncs import sync_debug_mode
 from tests.training.kernels.reference import histogram
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from ampwatch.numerics.exponents import ExponentHistogram
-    from ampwatch.training.kernels.base import Kernel
 
 DEVICE = "cuda"
 

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 import torch
 
-from ampwatch.host.fleet.gpus import Feature, Reason
+from ampwatch.host.fleet.gpus import Feature, Gpu, Reason
 from ampwatch.host.gpu.source import NvmlSource, open_source
 from ampwatch.training.model.machine import gpu_facts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ampwatch.host.fleet.gpus import Gpu
 
 DEVICE = torch.device("cuda", 0)
 

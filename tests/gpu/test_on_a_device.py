@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import ampwatch
+from ampwatch.diagnosis.evidence.iteration import Iteration
 from ampwatch.diagnosis.records.range_records import RangeRecorder
 from ampwatch.wire.records import Topic
 from tests.gpu.syncs import sync_debug_mode
 from tests.training.kernels import reference
-
-if TYPE_CHECKING:
-    from ampwatch.diagnosis.evidence.iteration import Iteration
 
 DEVICE = "cuda"
 

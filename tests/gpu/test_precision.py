@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -15,12 +15,8 @@ from ampwatch.numerics.units.kernels.kernel_name import Unit
 from ampwatch.numerics.units.ops import Fallback, Phase
 from ampwatch.settings import Settings
 from ampwatch.training.model.machine import gpu_facts, machine_of
+from ampwatch.wire.records import CensusRecord
 from tests.gpu.syncs import sync_debug_mode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ampwatch.wire.records import CensusRecord
 
 DEVICE = torch.device("cuda", 0)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ast
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -17,15 +17,11 @@ from torch import nn
 
 import ampwatch
 from ampwatch.training.kernels import native
+from ampwatch.training.kernels.base import Kernel
 from ampwatch.training.kernels.eager import EagerKernel
 from tests.gpu import test_diagnosis, test_fused, test_on_a_device, test_precision
 from tests.gpu.syncs import sync_debug_mode
 from tests.gpu.test_precision import precision  # noqa: F401 - a fixture
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ampwatch.training.kernels.base import Kernel
 
 NEEDS_NO_DEVICE = True
 

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
+from selenium.webdriver.chrome.webdriver import WebDriver
 from selenium.webdriver.common.by import By
 
+from ampwatch.wire.records import Record
 from ampwatch.wire.ring import RingWriter
-from tests.host.daemon.parts import Place, eventually
+from tests.host.daemon.parts import Daemon, Place, eventually
 from tests.workshop.records import end, identity, optimizer, step
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from selenium.webdriver.chrome.webdriver import WebDriver
-
-    from ampwatch.wire.records import Record
-    from tests.host.daemon.parts import Daemon
 
 FLAGS = (
     "--headless=new",

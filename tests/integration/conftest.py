@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from selenium import webdriver
+from selenium.webdriver.chrome.webdriver import WebDriver
 
-from tests.host.daemon.parts import Place
+from tests.host.daemon.parts import Daemon, Place
 from tests.integration.browsing import FLAGS, Page, Trainer
 from tests.services import require
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from selenium.webdriver.chrome.webdriver import WebDriver
-
-    from tests.host.daemon.parts import Daemon
-
 
 SECTIONS = "map modules ranges precision whatif step-time tensor-cores gpus-of"
 """What of the page can be folded."""

@@ -6,16 +6,14 @@ import json
 import socket
 import subprocess
 import urllib.request
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 from tests.host.daemon.parts import eventually
 from tests.services import require
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 
 def free_port() -> int:

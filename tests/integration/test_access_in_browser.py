@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
+from selenium.webdriver.chrome.webdriver import WebDriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from ampwatch.report.one_line import address
 from ampwatch.wire.rendezvous.token import TOKEN_FILE
-from tests.host.daemon.parts import eventually
+from tests.host.daemon.parts import Daemon, Place, eventually
 from tests.integration.browsing import Page, Trainer
-
-if TYPE_CHECKING:
-    from selenium.webdriver.chrome.webdriver import WebDriver
-
-    from tests.host.daemon.parts import Daemon, Place
 
 pytestmark = [pytest.mark.nightly, pytest.mark.services]
 

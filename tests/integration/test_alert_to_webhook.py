@@ -13,23 +13,17 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.host.daemon.parts import ROOT, Place, eventually
-from tests.integration.alertmanager import alertmanager, webhook
-from tests.integration.prometheus import free_port, prometheus
+from tests.integration.alertmanager import Messages, alertmanager, webhook
+from tests.integration.prometheus import Prometheus, free_port, prometheus
 from tests.services import require
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.integration.alertmanager import Messages
-    from tests.integration.prometheus import Prometheus
 
 pytestmark = [pytest.mark.nightly, pytest.mark.services]
 

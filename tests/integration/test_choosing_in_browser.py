@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import pytest
+from selenium.webdriver.chrome.webdriver import WebDriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
 
 from ampwatch.report.one_line import address
 from ampwatch.wire.records import FindingRecord, Severity
-from tests.host.daemon.parts import eventually
+from tests.host.daemon.parts import Place, eventually
 from tests.integration.browsing import Page, Trainer
 from tests.workshop.records import alarm, finding
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from selenium.webdriver.chrome.webdriver import WebDriver
-    from selenium.webdriver.remote.webelement import WebElement
-
-    from tests.host.daemon.parts import Place
 
 pytestmark = [pytest.mark.nightly, pytest.mark.services]
 

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
+from selenium.webdriver.chrome.webdriver import WebDriver
 
 from ampwatch.host.metrics.catalog import CATALOG
 from tests.dashboards import asking, documents
 from tests.host.daemon.parts import eventually
+from tests.integration.prometheus import Prometheus
 from tests.integration.prometheus import prometheus as run_prometheus
 from tests.services import require
 from tests.workshop.history import MINUTES, openmetrics
 from tools.grafana.page import Setting, drawn, page_is_current, served
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from selenium.webdriver.chrome.webdriver import WebDriver
-
-    from tests.integration.prometheus import Prometheus
 
 pytestmark = [pytest.mark.nightly, pytest.mark.services]
 

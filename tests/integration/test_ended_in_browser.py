@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from selenium.webdriver.chrome.webdriver import WebDriver
 from selenium.webdriver.common.by import By
 
 from ampwatch.wire.blackbox import files
+from tests.host.daemon.parts import Place
 from tests.integration.browsing import Page
 from tests.workshop.boxes import box
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from selenium.webdriver.chrome.webdriver import WebDriver
-
-    from tests.host.daemon.parts import Place
 
 pytestmark = [pytest.mark.nightly, pytest.mark.services]
 

@@ -8,8 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -19,10 +20,6 @@ from tests.host.daemon.parts import ROOT, Place, eventually
 from tests.integration.prometheus import free_port
 from tests.integration.prometheus import prometheus as run_prometheus
 from tests.services import require
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = [pytest.mark.nightly, pytest.mark.services]
 

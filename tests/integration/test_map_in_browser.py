@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from selenium.webdriver.chrome.webdriver import WebDriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from ampwatch.numerics.units.ops import Fallback
 from ampwatch.wire.records import Topic
-from tests.host.daemon.parts import eventually
+from tests.host.daemon.parts import Daemon, Place, eventually
 from tests.integration.browsing import Page, Trainer, daemon_of_module, place_of_module  # noqa: F401 - fixtures
 from tests.workshop.records import (
     FACTS,
@@ -23,13 +25,6 @@ from tests.workshop.records import (
     ranges,
     sampling,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from selenium.webdriver.chrome.webdriver import WebDriver
-
-    from tests.host.daemon.parts import Daemon, Place
 
 pytestmark = [pytest.mark.nightly, pytest.mark.services]
 

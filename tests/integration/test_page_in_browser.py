@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from selenium.webdriver.chrome.webdriver import WebDriver
 from selenium.webdriver.common.by import By
 
 from ampwatch.report.one_line import address
 from ampwatch.wire.records import FactsRecord, FindingRecord, Measure, SkipClass, Tried
-from tests.host.daemon.parts import eventually
+from tests.host.daemon.parts import Place, eventually
 from tests.integration.browsing import Page, Trainer
 from tests.workshop.fleets import PRECISION, RANGES
 from tests.workshop.records import FACTS, ON_DEVICE, finding
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from selenium.webdriver.chrome.webdriver import WebDriver
-
-    from tests.host.daemon.parts import Place
 
 pytestmark = [pytest.mark.nightly, pytest.mark.services]
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
 
 from ampwatch.wire.records import FindingRecord
 from tests.host.daemon.parts import eventually
+from tests.integration.browsing import Page, Trainer
 from tests.workshop.records import finding
-
-if TYPE_CHECKING:
-    from tests.integration.browsing import Page, Trainer
 
 pytestmark = pytest.mark.services
 

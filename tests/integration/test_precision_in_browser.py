@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from selenium.webdriver.chrome.webdriver import WebDriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from ampwatch.numerics.units.ops import Fallback, OpKind
 from ampwatch.wire.records import KernelTotal, OpTotal
-from tests.host.daemon.parts import eventually
+from tests.host.daemon.parts import Daemon, Place, eventually
 from tests.integration.browsing import Page, Trainer, place_of_module  # noqa: F401 - fixtures
 from tests.workshop.fleets import PRECISION
 from tests.workshop.records import H100, census, kernel, op_row, window
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from selenium.webdriver.chrome.webdriver import WebDriver
-
-    from tests.host.daemon.parts import Daemon, Place
 
 pytestmark = [pytest.mark.nightly, pytest.mark.services]
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from ampwatch.host.fleet import RankView
 from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.report.op_shares import casts_per_op, low_precision_share, tensor_share
 from tests.integration.prometheus import prometheus
 from tests.workshop.fleets import made_up_fleet
-
-if TYPE_CHECKING:
-    from ampwatch.host.fleet import RankView
 
 pytestmark = [pytest.mark.nightly, pytest.mark.services]
 

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
+from selenium.webdriver.chrome.webdriver import WebDriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from ampwatch.host.page.range_state import formats
+from ampwatch.numerics.exponents import ExponentHistogram
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.whatif import cast, scale_window
 from ampwatch.report.words import percent, power_of_two
 from ampwatch.wire.records import ALL_MODULES, Topic
-from tests.host.daemon.parts import eventually
+from tests.host.daemon.parts import Daemon, Place, eventually
 from tests.integration.browsing import Page, Trainer, daemon_of_module, place_of_module  # noqa: F401 - fixtures
 from tests.workshop.records import FACTS, finding, histogram, ranges, sampling
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from selenium.webdriver.chrome.webdriver import WebDriver
-
-    from ampwatch.numerics.exponents import ExponentHistogram
-    from tests.host.daemon.parts import Daemon, Place
 
 pytestmark = [pytest.mark.nightly, pytest.mark.services]
 
@@ -82,11 +76,6 @@ def page(browser: WebDriver, daemon: Daemon, sampled: Sampled) -> Page:
     page.browser.execute_async_script(FRAMES)
     page.run(f"{CHART} c.plot.picture = null")
     return page
-
-
-def card(page: Page, fmt: str) -> str:
-    """Words about a format before it is chosen."""
-    return page.text(f"#whatif-formats label:has([value='{fmt}'])")
 
 
 def dial(page: Page) -> Any:
@@ -275,82 +264,21 @@ def test_dragging_the_scale_tells_what_would_be_lost(sampled: Sampled, page: Pag
     page.says("#whatif-outcome", at_first)
 
 
-def test_what_was_flushed_before_it_was_measured_is_never_called_a_fit(
-    sampled: Sampled, page: Page
-) -> None:
-    """The histogram ends where the format does: what fits is what is left, no more."""
-    sampled.sample(0, plain=histogram(-24, 60, 20, zeros=120), flushed=120)
-
-    page.says("#whatif-cut", "About 60 % of the elements were zero before they were measured")
-    page.says(
-        "#whatif-outcome", "none of what is left would be flushed to zero, and none of what is"
-    )
-    page.says("#whatif-fates", "Of what is left:")
-    for name in ("float16", "float8_e5m2"):
-        assert "cut off: unknown" in card(page, name)
-    assert "fits as it is" in card(page, "bfloat16")  # which reaches lower than what has flushed
-    assert page.text("#whatif-window") == "overflow above 2³⁸"
-    assert page.text("#whatif-notes").startswith("At 2³⁸ and below, none of what is left overflows")
-
-
-def test_gradients_that_are_all_flushed_are_shown_as_they_were_before(
-    sampled: Sampled, page: Page
-) -> None:
-    """The panel names the scales that bring them back, and says of when that is."""
-    zeros = histogram(0, zeros=PLAIN.numel)
-    lost = {"flushed": PLAIN.numel - PLAIN.zeros, "before": PLAIN, "before_step": 7}
-    sampled.sample(-40, plain=zeros, modules={"fc": zeros}, **lost)
-
-    share = percent(lost["flushed"] / PLAIN.binned)
-    page.says("#whatif-cut", f"About {share} of the elements are zero now, flushed by the format")
-    assert "measured at step 7, before that" in page.text("#whatif-cut")
-    page.says("#whatif-outcome", "at scale 2⁻⁴⁰, 100 % of the non-zero elements would be flushed")
-    window = scale_window(PLAIN, FLOAT16)
-    assert window.low is not None
-    assert window.high is not None
-    scales = f"{power_of_two(2.0**window.low)} to {power_of_two(2.0**window.high)}"
-    assert scales in page.text("#whatif-notes")
-    assert f"fits with {scales}" in card(page, "float16")
-    assert f"{share} " in page.text("#modules tbody tr")
-    assert page.complaints() == []
-
-
 @pytest.mark.parametrize(
-    ("flushed", "words"),
-    [(-1, "Nothing but zeros was ever measured"), (0, "no scale would change anything")],
+    ("plain", "flushed", "words"),
+    [
+        (histogram(0, zeros=90), -1, "Nothing but zeros was ever measured"),
+        (histogram(0, zeros=90), 0, "no scale would change anything"),
+        (histogram(0, nans=40), 0, "Nothing finite was measured."),
+    ],
 )
 def test_zeros_are_explained_as_far_as_that_is_known(
-    flushed: int, words: str, sampled: Sampled, page: Page
+    plain: ExponentHistogram, flushed: int, words: str, sampled: Sampled, page: Page
 ) -> None:
     """A model that never learnt is told from one whose gradients ended by themselves."""
-    sampled.sample(16, plain=histogram(0, zeros=90), flushed=flushed)
+    sampled.sample(16, plain=plain, flushed=flushed)
 
     page.says("#whatif-outcome", words)
-
-
-def test_what_overflowed_before_it_was_measured_is_never_called_a_fit(
-    sampled: Sampled, page: Page
-) -> None:
-    """How large it would have been, nobody knows: more than fits at the scale of that time."""
-    sampled.sample(16, plain=histogram(-12, 50, 50, positive_infs=7))
-    sampled.train(10, loss_scale=2.0**12)
-
-    page.says(
-        "#whatif-cut", "7 infinite elements: overflowed before it was measured, at scale 2¹⁶."
-    )
-    page.says("#whatif-mark", "now 2¹²")
-    for name in formats():
-        assert "fits" not in card(page, name)
-    assert page.text("#whatif-window") == ""
-    assert page.text("#whatif-notes").startswith(
-        "The scale must be below 2¹⁶, how far is not known"
-    )
-    assert "none of what is left would overflow." in page.text("#whatif-outcome")
-
-    sampled.sample(16, plain=histogram(0, nans=40))
-    page.says("#whatif-outcome", "Nothing finite was measured.")
-    assert "nothing finite to fit" in card(page, "float16")
-    assert "zero" not in page.text("#whatif")
 
 
 def test_without_a_scaler_there_is_no_loss_scale_to_go_back_to(

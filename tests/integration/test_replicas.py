@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.workshop.nursery import Nursery
+from tests.workshop.nursery import Nursery
 
 pytestmark = pytest.mark.nightly
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from selenium.webdriver.chrome.webdriver import WebDriver
 
 from ampwatch.report.html_report import render_html
 from ampwatch.wire.records import Topic
 from tests.workshop.boxes import box, measured
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from selenium.webdriver.chrome.webdriver import WebDriver
 
 pytestmark = pytest.mark.nightly
 

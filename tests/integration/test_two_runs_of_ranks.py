@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ampwatch.cli import main
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.workshop.nursery import Nursery
+from tests.workshop.nursery import Nursery
 
 pytestmark = pytest.mark.nightly
 

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import copy
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import nn
 
 import ampwatch
+from ampwatch import Finding
 from ampwatch.errors import SettingsError
 from ampwatch.integrations.attached import Attached
 from ampwatch.training.monitor import monitor_of
 from tests.workshop.alone import python
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ampwatch import Finding
 
 WORDS = "callback of a test"
 

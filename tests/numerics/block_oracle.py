@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from ampwatch.numerics.blocks import (
     NUM_DISTANCES,
@@ -24,11 +25,6 @@ from tests.numerics.oracle import (
     exponent_of,
     histogram_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
 
 
 def quantised(values: Tensor, name: str) -> Tensor:

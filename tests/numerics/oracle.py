@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import torch
 from hypothesis import strategies as st
+from torch import Tensor
 
 from ampwatch.numerics.exponents import ExponentHistogram
-from ampwatch.numerics.formats import FORMATS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from torch import Tensor
-
-    from ampwatch.numerics.formats import FloatFormat
+from ampwatch.numerics.formats import FORMATS, FloatFormat
 
 BOUNDARIES = (
     2.0**-25,  # float16 flushes it, and nothing above

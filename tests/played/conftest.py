@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PLAYED = "PLAYED_DEVICE"
 """Environment variable of a process in which the device is played: there, and only there, the

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from ampwatch.training import devices
 from ampwatch.training.kernels.choice import KERNELS
@@ -14,11 +16,6 @@ from ampwatch.training.kernels.rows import AMAX_KEY, AMIN_KEY, NO_AMIN, ROW_WORD
 from ampwatch.training.kernels.work_units import WorkUnits
 from tests.played.machine import Entry, blocks_of, machine
 from tests.played.ops import NAME, alias, at
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
 
 STEP = 64
 PER_PROCESSOR = 2

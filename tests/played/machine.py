@@ -16,16 +16,14 @@ import sys
 import threading
 import traceback
 from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 import torch
 
 import ampwatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from types import FrameType
 
 DEVICES = 2
 

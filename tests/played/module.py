@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from tests.played import build
 from tests.played.machine import DEVICES, Graph, StreamKey, machine
 from tests.played.ops import NAME, fallback
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _kept: list[Any] = []
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from tests.played.machine import POISON, Entry, blocks_of, machine
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from torch import Tensor
 
 WAITING = ("_local_scalar_dense", "nonzero", "equal", "masked_select", "is_nonzero", "unique")
 """Beginnings of the ops whose result the host needs before it can go on."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 DEVICE = "played"
 

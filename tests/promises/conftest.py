@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ampwatch.training import outlet
 from ampwatch.training.launcher import DaemonStatus
 from tests.trainings import RECIPES
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # torch says so itself when a scheduler runs ahead; that is the mistake under test.
 NO_DAEMON = DaemonStatus(url="", state="unavailable", message="")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -16,19 +17,14 @@ from ampwatch.host.fleet.rank import RankView
 from ampwatch.training.hooks import bus, taps
 from ampwatch.training.hooks.bus import TORCH_EVENTS, handler_name
 from ampwatch.training.hooks.channel import Subscriber
+from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.iteration.governor import DEEP_OPENING, QUIET_AFTER_ALARM
 from ampwatch.training.ops.events import OP_EVENTS, OpSensor
 from ampwatch.training.outlet import Outlet
 from ampwatch.training.sensors.origins.sensor import OriginSensor
-from ampwatch.wire.records import SensorFailureRecord
+from ampwatch.wire.records import Record, SensorFailureRecord
 from tests.promises.conftest import ahead
 from tests.trainings import Run, build
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ampwatch.training.hooks.sensor import Sensor
-    from ampwatch.wire.records import Record
 
 pytestmark = ahead
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +11,10 @@ import torch
 
 import ampwatch
 from ampwatch import lab
+from ampwatch.lab.budget import ErrorBudget
 from tests.promises.conftest import ahead, each_recipe
 from tests.promises.test_it_replays_unnoticed import BANK, MODELS, Loss
 from tests.trainings import build
-
-if TYPE_CHECKING:
-    from ampwatch.lab.budget import ErrorBudget
 
 pytestmark = ahead
 

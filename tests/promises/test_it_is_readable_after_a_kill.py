@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import signal
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,9 +13,7 @@ from ampwatch.report.report import render_boxes
 from ampwatch.settings import Settings
 from ampwatch.wire.records import RunState
 from tests.host.daemon.parts import eventually
-
-if TYPE_CHECKING:
-    from tests.workshop.nursery import Nursery
+from tests.workshop.nursery import Nursery
 
 KILLS = 6
 

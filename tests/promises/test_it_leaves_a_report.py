@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +15,6 @@ from ampwatch.wire.blackbox import files
 from ampwatch.wire.blackbox.document import from_json
 from ampwatch.wire.records import RunState
 from tests.trainings import Run, build
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 COLLAPSE = "fp16-foreach"
 

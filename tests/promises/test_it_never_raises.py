@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections.abc import Callable, Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -54,9 +55,6 @@ from tests.promises.conftest import ahead
 from tests.promises.faults import Fault
 from tests.training.loggers.fakes import Writer
 from tests.trainings import Run, build
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = ahead
 

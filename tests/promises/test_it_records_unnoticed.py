@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 import ampwatch
 from ampwatch.lab.tape import files, read_tape
 from ampwatch.lab.tape.files import TapeWriter, find_tapes
+from ampwatch.lab.tape.rows import TapeRecord
 from ampwatch.lab.training.taping import TapeSensor
+from ampwatch.training.monitor import Monitor
 from tests.promises.conftest import ahead, each_recipe
 from tests.promises.faults import Fault
 from tests.trainings import Run, build
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ampwatch.lab.tape.rows import TapeRecord
-    from ampwatch.training.monitor import Monitor
 
 pytestmark = ahead
 

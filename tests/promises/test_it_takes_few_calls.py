@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType
 
 import pytest
 import torch
 
 import ampwatch
 from ampwatch.training.native import core
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 PACKAGE = str(Path(ampwatch.__file__).parent)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ampwatch.host.fleet import RankView
 from ampwatch.state import Recorder
 from ampwatch.state.findings import MAX_FINDINGS
 from ampwatch.state.rank import _PUT, MAX_FACTS, MAX_SENSORS
 from ampwatch.state.recorder import MAX_RANGES, recorded
+from ampwatch.wire.blackbox import Box
 from ampwatch.wire.records import (
     FactsRecord,
     Finding,
@@ -18,9 +17,6 @@ from ampwatch.wire.records import (
 )
 from tests.workshop.boxes import measured
 from tests.workshop.records import IDENTITY, alarm, failure, optimizer, step
-
-if TYPE_CHECKING:
-    from ampwatch.wire.blackbox import Box
 
 
 def box_of(recorder: Recorder) -> Box:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -12,12 +12,8 @@ from ampwatch.state.salvage import forget_silence, read_ring, salvage
 from ampwatch.wire.blackbox import files
 from ampwatch.wire.records import FindingRecord, RunState
 from ampwatch.wire.ring import RingWriter
-from tests.host.daemon.parts import Place
 from tests.workshop.boxes import box
 from tests.workshop.records import IDENTITY, alarm, end, identity, step
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -36,21 +32,6 @@ def only(directory: Path) -> object:
     (path,) = files.paths(directory / "runs")
     (read,) = files.read(path)
     return read
-
-
-def test_of_a_killed_process_everything_is_kept(tmp_path: Path, settings: Settings) -> None:
-    """The box has its last steps, and that it did not end by itself."""
-    with Place(tmp_path).writer("bert") as training:
-        training.do("step")
-        training.do("step")
-        training.kill()
-        who = read_ring(training.path, "report", 64).box.identity
-        salvage(training.path, who, RunState.FAILED, settings)
-
-    read = only(tmp_path)
-    assert (read.identity.run, read.state, read.written_by) == ("bert", RunState.FAILED, "daemon")
-    assert "killed" in read.reason
-    assert [s.step for s in read.steps] == [0, 1]
 
 
 def test_what_the_process_has_written_itself_stays(tmp_path: Path, settings: Settings) -> None:

@@ -6,7 +6,8 @@ import logging
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,6 @@ from ampwatch.state.writer import AFTERMATH, AT_ONCE, BoxWriter
 from ampwatch.wire.blackbox import Box, files
 from ampwatch.wire.records import FindingRecord, RunState, Severity
 from tests.workshop.records import IDENTITY, alarm, end, step
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def say_where(box: Box) -> None:

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import re
 import urllib.request
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from tests.dashboards import asking, documents
-from tests.integration.prometheus import prometheus
-from tests.states.series import for_remote_write
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from tests.integration.prometheus import Prometheus
-    from tests.states.series import Scraped
+from tests.integration.prometheus import Prometheus, prometheus
+from tests.states.series import Scraped, for_remote_write
 
 BOARDS = ("overview", "run", "ranks", "layers")
 

@@ -5,23 +5,19 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable, Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ampwatch.numerics.written import scale_text
 from ampwatch.report.words import number, percent, power_of_two
 from tests.alerts.rules import alerts
-from tests.states.table import COLLAPSING, NEVER_TRUE, WORST
+from tests.states.asked import Shown
+from tests.states.rules import Alert
+from tests.states.score import Seen
+from tests.states.series import Scraped
+from tests.states.table import COLLAPSING, NEVER_TRUE, WORST, Root, Row
 from tests.states.words import matches, strangers, visible
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.states.asked import Shown
-    from tests.states.rules import Alert
-    from tests.states.score import Seen
-    from tests.states.series import Scraped
-    from tests.states.table import Root, Row
 
 _shipped = cache(alerts)
 

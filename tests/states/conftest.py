@@ -5,15 +5,12 @@ from __future__ import annotations
 import fcntl
 import pickle
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.states.acts import ACTS
+from tests.states.played import Played
 from tests.states.score import Everything, play, watch
-
-if TYPE_CHECKING:
-    from tests.states.played import Played
 
 
 @pytest.fixture(scope="session")

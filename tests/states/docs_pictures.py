@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from tests.alerts.rules import ROOT
 from tests.host.daemon.parts import eventually
 from tests.states.pictures import Camera, Shot, keep, opened, shown
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.states.played import Played
+from tests.states.played import Played
 
 IMAGES = ROOT / "docs" / "images"
 

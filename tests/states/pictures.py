@@ -16,32 +16,30 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageFont
 from PIL.PngImagePlugin import PngInfo
 from selenium import webdriver
+from selenium.webdriver.chrome.webdriver import WebDriver
 
 from tests.alerts.rules import ROOT
 from tests.integration.browsing import FLAGS
 from tests.services import require
-from tests.states.fonts import boxes, style_sheet
+from tests.states.played import Played
 from tests.states.score import play
 from tests.states.serving import address_of, served
 from tests.states.table import TABLE
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from selenium.webdriver.chrome.webdriver import WebDriver
-
-    from tests.states.played import Played
-
 KEPT = ROOT / "tests" / "golden" / "pages"
+
+BOXES = ROOT / "tests" / "golden" / "boxes.ttf"
+"""A TrueType font in which every character is the same box, 0.5 by 0.56 of its size."""
 
 SIZES = {"phone": (390, 844), "laptop": (1440, 900), "desktop": (1920, 1080)}
 """Width and height of each screen. Unit: CSS pixels."""
@@ -252,6 +250,29 @@ class Camera:
         return self.browser.execute_cdp_cmd(name, arguments)
 
 
+def style_sheet() -> str:
+    """Return the CSS that makes the page use fonts that are the same on every machine, and no others.
+
+    Letters, digits and punctuation are those of the font that comes inside Pillow. All else, of which every
+    system has other shapes or none, is a box.
+    """
+    faces = "".join(
+        f"@font-face {{ font-family: {name}; src: url(data:font/ttf;base64,"
+        f"{base64.b64encode(font).decode()}); }}\n"
+        for name, font in (("letters", letters()), ("boxes", BOXES.read_bytes()))
+    )
+    return (
+        f"{faces}:root {{ --font: letters, boxes !important; --mono: letters, boxes !important; }}"
+    )
+
+
+def letters() -> bytes:
+    """Return the TrueType font that comes with Pillow."""
+    font = ImageFont.load_default(16)
+    assert isinstance(font, ImageFont.FreeTypeFont), f"expected Pillow with FreeType, got {font!r}"
+    return font.font_bytes
+
+
 def sentence(shot: Shot, taken: Image.Image, found: Difference, place: Path) -> str:
     """Keep what was seen in place of the picture of ``shot`` in ``place``; return what to tell."""
     place.mkdir(parents=True, exist_ok=True)
@@ -339,7 +360,7 @@ def _pinned_fonts(place: Path) -> dict[str, str]:
     """Return the environment of a browser that draws letters in the same way on every machine."""
     place.mkdir(parents=True)
     # Not none at all: with none Chromium shows no text.
-    (place / "boxes.ttf").write_bytes(boxes())
+    (place / BOXES.name).write_bytes(BOXES.read_bytes())
     conf = place / "fonts.conf"
     conf.write_text(FONTS_CONF.format(fonts=place), encoding="utf-8")
     return {"FONTCONFIG_FILE": str(conf)}

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.passes import CollectorPass
 from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.host.page.page import Feed
 from ampwatch.settings import Settings
-from ampwatch.wire.records import EndRecord, StepRecord
+from ampwatch.wire.records import EndRecord, Record, RunIdentity, StepRecord
 from ampwatch.wire.ring import RingReader
+from tests.states.acts import Act
 from tests.states.clock import SECOND, START
 from tests.workshop.clocks import Clock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from ampwatch.wire.records import Record, RunIdentity
-    from tests.states.acts import Act
 
 SCRAPE_SECONDS = 15
 AWAY_SECONDS = 30.0

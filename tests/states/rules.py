@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.alerts.promtool import promtool
 from tests.alerts.rules import RULES, alerts, records
 from tests.states.clock import START
 from tests.states.played import SCRAPE_SECONDS
-from tests.states.series import for_promtool, labels_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from tests.states.series import Scraped
+from tests.states.series import Scraped, for_promtool, labels_of
 
 NOBODY = "Nobody"
 """Alert that there is none of."""

@@ -12,28 +12,22 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.alerts.rules import ROOT
 from tests.states.acts import ACTS
-from tests.states.asked import server_of, shown, untrue
+from tests.states.asked import Shown, server_of, shown, untrue
 from tests.states.played import Played
-from tests.states.rules import evaluate
+from tests.states.rules import Evaluated, evaluate
 from tests.states.series import Scraped, alerts_as_series
 from tests.states.table import TABLE
-from tests.states.told import told
+from tests.states.told import Message, told
 from tests.workshop.servers import Quiet, answering
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from tests.states.asked import Shown
-    from tests.states.rules import Evaluated
-    from tests.states.told import Message
 
 PLAY_SECONDS = 400
 

@@ -9,14 +9,11 @@ from __future__ import annotations
 import math
 import re
 import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from tests.states.clock import START
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 JOB = "ampwatch"
 

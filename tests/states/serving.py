@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from ampwatch.host.daemon.server import Server
 from ampwatch.host.daemon.site import Site
@@ -11,13 +11,9 @@ from ampwatch.host.daemon.web_config import WebConfig
 from ampwatch.host.page.broadcast import Broadcast
 from ampwatch.host.page.page import Feed
 from tests.host.daemon.parts import OPEN
+from tests.states.played import Daemon
+from tests.states.table import Row
 from tests.workshop.servers import answering
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.states.played import Daemon
-    from tests.states.table import Row
 
 
 @contextmanager

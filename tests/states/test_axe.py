@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from selenium.webdriver.chrome.webdriver import WebDriver
 
 from tests.host.daemon.parts import eventually
 
 # The browser of the integration tests, which each module of tests has its own of.
 from tests.integration.conftest import browser  # noqa: F401
+from tests.states.played import Played
 from tests.states.serving import address_of, served
 from tests.states.table import TABLE
-
-if TYPE_CHECKING:
-    from selenium.webdriver.chrome.webdriver import WebDriver
-
-    from tests.states.played import Played
 
 pytestmark = [pytest.mark.nightly, pytest.mark.services]
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
+from selenium.webdriver.chrome.webdriver import WebDriver
 
 from ampwatch.report.words import scale
 from tests.host.daemon.parts import eventually
 
 # The browser of the integration tests, which each module of tests has its own of.
 from tests.integration.conftest import browser  # noqa: F401
+from tests.states.score import Everything
 from tests.states.serving import address_of, served
 from tests.states.table import NEVER_TRUE, TABLE
 from tests.states.words import matches
-
-if TYPE_CHECKING:
-    from selenium.webdriver.chrome.webdriver import WebDriver
-
-    from tests.states.score import Everything
 
 pytestmark = [pytest.mark.nightly, pytest.mark.services]
 

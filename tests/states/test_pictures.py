@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
@@ -18,12 +18,8 @@ from tests.states.pictures import (
     shots_of,
     shown,
 )
+from tests.states.played import Played
 from tests.states.table import TABLE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.states.played import Played
 
 pytestmark = pytest.mark.nightly
 

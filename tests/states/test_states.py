@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tests.states.checks import WAYS, truth_of
+from tests.states.score import Everything
 from tests.states.table import AT_EACH_COMMIT, IN_TURN, TABLE
-
-if TYPE_CHECKING:
-    from tests.states.score import Everything
 
 pytestmark = pytest.mark.services
 

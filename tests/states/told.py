@@ -7,21 +7,18 @@ import re
 import shutil
 import subprocess
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from tests.alerts.rules import ROOT
 from tests.host.daemon.parts import eventually
 from tests.integration.alertmanager import alertmanager, webhook
 from tests.services import require
+from tests.states.rules import Alert, Evaluated
 from tests.states.table import WORST
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from tests.states.rules import Alert, Evaluated
 
 SHIPPED = ROOT / "deploy" / "alertmanager"
 FAR = "2100-01-01T00:00:00Z"

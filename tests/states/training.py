@@ -6,9 +6,12 @@ import json
 import logging
 import os
 import signal
+import socket
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from traceback import format_exception
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,15 +20,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import ampwatch
 from ampwatch.wire.blackbox.document import _plain
-from tests.states.acts import BACKWARD_SECONDS, FORWARD_SECONDS, OPTIMIZER_SECONDS
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.states.acts import Act
-    from tests.states.clock import ScriptedClock
+from tests.states.acts import BACKWARD_SECONDS, FORWARD_SECONDS, OPTIMIZER_SECONDS, Act
+from tests.states.clock import ScriptedClock
 
 WIDTH = 16
 HUGE = 20.0

@@ -5,10 +5,7 @@ from __future__ import annotations
 import html
 import math
 import re
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from collections.abc import Iterable
 
 _NUMBER = re.compile(
     r"(?<![\w.:/=\-^#])(-?\d[\d\u202f,]*(?:\.\d+)?(?:e[+-]?\d+)?)(\s?%|[kMGTmun]?\b(?![\w/]))",

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from tests.stories.stage import Program, backward, gradscaler, half, loop, update
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 STEPS = 48
 CRITIC_STEPS = 5

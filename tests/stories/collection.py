@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tests.stories
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.stories.stage import Program, Story
+from tests.stories.stage import Program, Story
 
 APART = (
     "collection",

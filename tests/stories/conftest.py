@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,9 +12,6 @@ from ampwatch.training.iteration import governor
 from ampwatch.training.iteration.ledger import Clock
 from tests.diagnosis.words import ReadDiagnosis
 from tests.stories.stage import TIME
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture(autouse=True)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
 from tests.stories.stage import Program, Stories, loop
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 STORIES = Stories()
 

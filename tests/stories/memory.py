@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 
 from tests.stories.stage import Controls, Program, Stories, backward, gradscaler, half, update
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 STORIES = Stories()
 CONTROLS = Controls()

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.utils import clip_grad_value_
 
 from tests.stories.stage import Program, Stories, backward, brain, gradscaler, half, loop, update
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 STORIES = Stories()
 ERRORS = Stories()

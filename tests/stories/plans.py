@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from tests.stories.stage import PAID, Controls, Program, Stories, backward, update
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 STORIES = Stories()
 CONTROLS = Controls()

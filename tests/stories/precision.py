@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,9 +21,6 @@ from tests.stories.stage import (
     half,
     loop,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 STORIES = Stories()
 CONTROLS = Controls()

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 
 from tests.stories.fp8_casts import Quantized, current, trained
 from tests.stories.stage import Controls, Program, backward, brain, update
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 CONTROLS = Controls()
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -15,13 +16,9 @@ import torch
 from torch import nn
 
 import ampwatch
+from ampwatch.training.monitor import Monitor
+from ampwatch.wire.records import Finding
 from tests.workshop.played_time import PlayedTime
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ampwatch.training.monitor import Monitor
-    from ampwatch.wire.records import Finding
 
 LEVELS = ("standard", "deep")
 ALARMS = ("warning", "critical")

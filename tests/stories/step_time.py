@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from tests.stories.stage import Controls, Program, Stories, backward, half, update
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 STORIES = Stories()
 CONTROLS = Controls()

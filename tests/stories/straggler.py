@@ -8,11 +8,14 @@ unwatched, which shows when it comes to each collective, and then watched, where
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from torch import distributed, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -23,18 +26,10 @@ from ampwatch.diagnosis.time.kinds import STRAGGLER
 from ampwatch.host.fleet import Fleet
 from ampwatch.settings import Settings
 from ampwatch.training.sensors.time import phases
+from ampwatch.wire.blackbox.box import Box
+from ampwatch.wire.records import Finding
 from tests.stories.step_time import BATCH, WIDTH, Images, Model
-from tests.workshop.played_time import play_time
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    import pytest
-
-    from ampwatch.wire.blackbox.box import Box
-    from ampwatch.wire.records import Finding
-    from tests.workshop.played_time import PlayedTime
+from tests.workshop.played_time import PlayedTime, play_time
 
 RANKS = 4
 STEPS = 160

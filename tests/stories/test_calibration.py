@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 from math import log2
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 import pytest
+from torch import nn
 
 from tests.stories.calibration import TRAININGS
-from tests.stories.stage import ALARMS, LEVELS, bare_digest, turn, watch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import nn
-
-    from tests.stories.stage import Program
+from tests.stories.stage import ALARMS, LEVELS, Program, bare_digest, turn, watch
 
 NOT_OF_THE_NIGHT = 4
 """One in so many is not of the night alone, at the level of its turn."""

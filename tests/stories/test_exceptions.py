@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 import ampwatch
 from ampwatch.training.model import machine
+from ampwatch.training.monitor import Monitor
 from tests.stories import autocast
 from tests.stories.collection import ERRORS
-from tests.stories.stage import ALARMS, alarms, at_each_level, bare_digest, once, ops, seed, watch
-
-if TYPE_CHECKING:
-    from ampwatch.training.monitor import Monitor
-    from tests.stories.stage import Program, Story
+from tests.stories.stage import (
+    ALARMS,
+    Program,
+    Story,
+    alarms,
+    at_each_level,
+    bare_digest,
+    once,
+    ops,
+    seed,
+    watch,
+)
 
 # torch says so where the first step of a training is skipped; that is as it should be.
 pytestmark = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
@@ -12,17 +12,14 @@ from ampwatch.training.devices import MemoryUse
 from ampwatch.training.sensors.memory import growth
 from tests.stories.memory import CONTROLS, STORIES
 from tests.stories.stage import (
+    Program,
+    Story,
     at_each_level,
     check_left_alone,
     check_sick,
     name_of,
     twins,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.stories.stage import Program, Story
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,8 @@ from tests.stories import backward, communication, forward, not_amp, small_numbe
 from tests.stories.origins import ORIGINATE
 from tests.stories.stage import (
     ALARMS,
+    Program,
+    Story,
     check_sick,
     name_of,
     ops,
@@ -23,11 +26,6 @@ from tests.stories.stage import (
     watch,
 )
 from tests.training.sensors.late import BEHIND, pretend
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.stories.stage import Program, Story
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Detected call of:UserWarning"),

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tests.stories.collection import STORIES as ALL
 from tests.stories.origins import ORIGINATE, Origin, Origins
-from tests.stories.stage import seed
-
-if TYPE_CHECKING:
-    from tests.stories.stage import Program, Story
+from tests.stories.stage import Program, Story, seed
 
 SHOWN = {
     f"tests.stories.{name}"

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 
 import ampwatch
 from ampwatch import lab
+from ampwatch.wire.records import Finding
 from tests.stories.plans import ASKED_AT, CONTROLS, STORIES
-from tests.stories.stage import at_each_level, bare_digest, seed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ampwatch.wire.records import Finding
-    from tests.stories.stage import Program, Story
+from tests.stories.stage import Program, Story, at_each_level, bare_digest, seed
 
 pytestmark = [
     pytest.mark.nightly,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.stories.precision import CONTROLS, STORIES
 from tests.stories.stage import (
     ALARMS,
+    Program,
+    Story,
     alarms,
     at_each_level,
     bare_digest,
@@ -17,11 +19,6 @@ from tests.stories.stage import (
     once,
     watch,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.stories.stage import Program, Story
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Detected call of:UserWarning"),

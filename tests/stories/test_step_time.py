@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.stories.stage import (
     ALARMS,
+    Program,
+    Story,
     at_each_level,
     check_left_alone,
     check_sick,
@@ -16,11 +18,6 @@ from tests.stories.stage import (
 )
 from tests.stories.step_time import CONTROLS, STORIES
 from tests.workshop.played_time import play_time
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.stories.stage import Program, Story
 
 pytestmark = pytest.mark.usefixtures("one_thread", "played")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,17 +11,14 @@ from tests.stories import fp8_casts, outputs, rounding_ops
 from tests.stories.collection import CONTROLS, STORIES
 from tests.stories.stage import (
     ALARMS,
+    Program,
+    Story,
     at_each_level,
     check_left_alone,
     check_sick,
     once,
     ops,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.stories.stage import Program, Story
 
 # torch says so where the first step of a training is skipped; that is as it should be.
 pytestmark = [

@@ -6,7 +6,8 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,6 @@ from tests.trainings import build
 from tools.cost import code
 from tools.cost.__main__ import outdated
 from tools.cost.tables import PAGES, TABLES, filled, measured
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 PACKAGE = Path(ampwatch.__file__).parent
 

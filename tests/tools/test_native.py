@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tools import native
 from tools.native import BuildError, build, tag
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
 
 from ampwatch.guard import Account
 from ampwatch.settings import Settings
@@ -22,15 +27,7 @@ from ampwatch.training.ops.events import OP_EVENTS
 from ampwatch.training.transfer.deferred import Deferred
 from ampwatch.training.transfer.losses import LossSum
 from ampwatch.training.transfer.measuring import Measuring
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    import torch
-    from torch import nn
-
-    from ampwatch.wire.records import ChecksumRecord, Record
+from ampwatch.wire.records import ChecksumRecord, Record
 
 
 class Kept:

@@ -6,13 +6,11 @@ scale, whose product is computed on its parts when the dispatcher asks the class
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from typing_extensions import Self
 
 E4M3 = torch.float8_e4m3fn
 E5M2 = torch.float8_e5m2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -310,10 +309,3 @@ def test_a_daemon_that_is_killed_under_a_training_comes_back(
     assert children() == had
     os.kill(info.pid, signal.SIGTERM)
     eventually(lambda: place.info() is None, "the end of the daemon")
-
-
-def test_the_training_process_loads_no_server_for_it() -> None:
-    """It is part of every training."""
-    code = "import sys, ampwatch.training.daemon_link; print({'torch', 'http.server'} & sys.modules.keys())"
-
-    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -18,9 +19,6 @@ from ampwatch.training.hooks.compiling import is_traced
 from ampwatch.training.hooks.events import DevicesKnown
 from ampwatch.training.hooks.places import graphs
 from ampwatch.training.model.home import Home
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Graph:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.workshop.nursery import Nursery
+from tests.workshop.nursery import Nursery
 
 PROGRAM = """
 import multiprocessing, sys

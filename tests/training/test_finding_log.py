@@ -1,4 +1,4 @@
-"""Findings in the log: of the ranks of a machine that find the same, one writes."""
+"""Findings in the log: of the ranks of a machine that find the same, one writes; its thread."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import logging
 import os
 import re
 import threading
+from _thread import start_new_thread
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ampwatch.diagnosis.news import News, Reason
+from ampwatch.training import courier
+from ampwatch.training.courier import Courier
 from ampwatch.training.finding_log import FindingLog
 from ampwatch.training.other_ranks import OtherRanks
 from ampwatch.wire.records import Finding, FindingRecord, Severity
 from ampwatch.wire.ring.layout import RecordKind
 from tests.workshop.ranks import Rank
 from tests.workshop.records import identity
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 RANKS = 8
 
@@ -234,3 +234,29 @@ def test_a_fork_writes_at_once_and_waits_for_nothing(
             os._exit(len(caplog.messages))
         os._exit(9)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+def test_a_thread_that_has_no_memory_to_begin_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It dies before it says that it runs. What is put is counted, and the end does not wait either."""
+    got: list[int] = []
+    told: list[object] = []
+    done = threading.Event()
+    sender = Courier("unborn", got.append, 8)
+
+    def put_and_close() -> None:
+        told.extend([sender.put(1), sender.put(2), sender.dropped, sender.close(60.0)])
+        done.set()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "_bootstrap", lambda _: None)
+        patched.setattr(courier, "PATIENCE_S", 0.01, raising=False)
+        start_new_thread(put_and_close, ())
+        assert done.wait(20)
+    assert told == [False, False, 2, None]
+
+    sender.open()
+    assert sender.put(3)
+    assert sender.close(60.0) is None
+    assert got == [3]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,6 @@ from torch import nn
 
 import ampwatch
 from tests.training.fp8_tensors import E4M3, mlp, to_fp8
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 STEPS = 6
 HOWS = [{"rows": rows, "emulates": emulates} for rows, emulates in product((False, True), repeat=2)]

@@ -6,9 +6,10 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -22,9 +23,6 @@ from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock
 from ampwatch.wire.rendezvous.machine import Found
 from ampwatch.wire.ring.layout import LAYOUT
 from tests.host.daemon.parts import ROOT, Place, ask, eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import math
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -20,9 +21,6 @@ from ampwatch.training.transfer.measuring import SLABS, Item, Measuring
 from ampwatch.training.transfer.slabs import NORM_BYTES
 from ampwatch.wire.records import MEMORY_PARTS, Topic
 from tests.training.transfer.test_measuring import FakeLink
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 STEPS = 12
 

@@ -9,7 +9,9 @@ import logging
 import math
 import re
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,9 +25,7 @@ from ampwatch.training import announcement, outlet
 from ampwatch.training import monitor as watching
 from ampwatch.training.iteration.ledger import IterationLedger
 from ampwatch.training.launcher import DaemonStatus
-from ampwatch.training.sensors.scaler.schedulers import SchedulerSensor
 from ampwatch.training.session import Session
-from ampwatch.wire.blackbox.document import from_json
 from ampwatch.wire.records import (
     EndRecord,
     FactsRecord,
@@ -37,12 +37,7 @@ from ampwatch.wire.records import (
 from ampwatch.wire.ring import RingReader
 from tests.promises.conftest import ahead, serving
 from tests.trainings import Net, Run, adamw, build, scaler
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.workshop.nursery import Nursery
+from tests.workshop.nursery import Nursery
 
 pytestmark = ahead
 __all__ = ["serving"]
@@ -590,17 +585,6 @@ def test_trouble_with_the_ring_is_a_warning_and_training_goes_on(
     assert watch.last_step.step == run.steps - 1
 
 
-def test_a_grouping_of_ops_that_does_not_exist_is_refused() -> None:
-    """At the call, with what was meant, whether or not ops have been counted."""
-    run = build("fp16-foreach")
-    wrong: Any = "modules"
-    with (
-        ampwatch.monitor(run.models, run.scaler, serve=False) as watch,
-        pytest.raises(ValueError, match="op, module, dtype, got 'modules'; did you mean 'module'"),
-    ):
-        watch.op_table(wrong)
-
-
 @pytest.mark.parametrize(
     "given", ["no", "False", "", b"0", None, 2, 0.5, [], [False], np.array([True, False])]
 )
@@ -646,28 +630,6 @@ def test_a_variable_that_is_no_setting_is_warned_of_by_one_process_of_a_run(
     ] * times
 
 
-@pytest.mark.rotating
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_compiled_model_is_compiled_as_often_as_without_ampwatch(backend: str) -> None:
-    """No guard fails and no graph breaks because somebody watches."""
-    counts = []
-    for watched in (False, True):
-        torch._dynamo.reset()
-        counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
-        run = build("fp16-foreach")
-        compiled = torch.compile(run.models[0], backend=counter)
-        run.models = [compiled]
-        if watched:
-            with ampwatch.monitor(compiled, run.scaler, serve=False) as watch:
-                run.loop()
-            assert watch.last_step.step == run.steps - 1
-        else:
-            run.loop()
-        counts.append((counter.frame_count, counter.op_count))
-
-    assert counts[0] == counts[1]
-
-
 def test_the_loss_of_an_unscaled_run_is_seen_through_a_disabled_scaler() -> None:
     """A disabled scaler passes the loss through, and shows it."""
     run = build("bf16-disabled-scaler")
@@ -678,25 +640,6 @@ def test_the_loss_of_an_unscaled_run_is_seen_through_a_disabled_scaler() -> None
         run.loop()
 
     assert seen == pytest.approx(run.losses)
-
-
-def test_a_sensor_that_fails_is_in_the_report_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the iteration and the error, for whoever reads the report elsewhere; and it is off."""
-
-    def fail(*_: object) -> None:
-        msg = "planted"
-        raise KeyError(msg)
-
-    run = build("fp16-foreach")
-    with ampwatch.monitor(run.models, run.scaler, level="light", serve=False) as watch:
-        run.loop()
-        monkeypatch.setattr(SchedulerSensor, "has_moved", fail)
-        run.loop()
-        (box,) = from_json(watch.report("json"), "report")
-
-    (failure,) = box.failures
-    assert (failure.sensor, failure.errors, failure.step) == ("schedulers", 1, 12)
-    assert failure.message == "KeyError: 'planted'"
 
 
 @pytest.fixture

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import ampwatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ampwatch.wire.blackbox import Box
+from ampwatch.wire.blackbox import Box
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +14,6 @@ from torch import nn
 import ampwatch
 from ampwatch.training.hooks.ownership import Ownership
 from tests.trainings import Gain
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 STEPS = 12
 PLANTED = (5, 6)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +11,7 @@ from torch import nn
 from torch.func import functional_call, grad, hessian, jacfwd, jvp, vmap
 
 import ampwatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ampwatch import Monitor
+from ampwatch import Monitor
 
 State = dict[str, torch.Tensor]
 

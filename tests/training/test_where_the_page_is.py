@@ -7,16 +7,13 @@ import re
 import subprocess
 import sys
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from ampwatch.wire.rendezvous.token import read_token
 from tests.host.daemon.parts import ROOT, Place, ask, eventually
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TRAINING = """
 import logging, sys

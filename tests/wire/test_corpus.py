@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,9 +22,6 @@ from ampwatch.wire.ring.encoding import encode
 from tests.fuzz.rings import mutate, one
 from tests.wire.corpus import FILES, RECORDS, REPORT, RING, ring
 from tests.workshop.boxes import box
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 OLDER = range(1, layout.LAYOUT)
 NEWER = layout.LAYOUT + 1

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from triton.backends.compiler import GPUTarget
+from triton.backends.compiler import GPUTarget
 
 TARGETS = {
     "sm_80": ("cuda", 80, 32),

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
+from ampwatch.numerics.exponents import ExponentHistogram
 from ampwatch.state.recorder import recorded
+from ampwatch.wire.blackbox import Box
 from ampwatch.wire.records import ALL_MODULES, FactsRecord, FindingRecord, RangeRecord, Topic
 from ampwatch.wire.records.remedies import Measure, Tried
 from tests.workshop.records import IDENTITY, alarm, histogram, optimizer, ranges, skipped_step, step
-
-if TYPE_CHECKING:
-    from ampwatch.numerics.exponents import ExponentHistogram
-    from ampwatch.wire.blackbox import Box
 
 
 def measured(

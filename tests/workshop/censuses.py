@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.detector import Known, Shared
-from ampwatch.diagnosis.evidence.ops import Machine, OpCensus, OpKey, OpTally
+from ampwatch.diagnosis.evidence.ops import LayerShape, Machine, OpCensus, OpKey, OpTally
 from ampwatch.diagnosis.performance.performance import Performance
 from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ampwatch.diagnosis.evidence.ops import LayerShape
-    from ampwatch.wire.records import Finding
+from ampwatch.wire.records import Finding
 
 CPU = Machine(device_type="cpu", cpu_dtypes=frozenset({"float16", "bfloat16"}))
 

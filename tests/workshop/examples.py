@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
 from tools.site import tutorial
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 
 OF_THE_MACHINE = {"cpu_isa_missing"}
 """Kinds that depend on the CPU that the tests run on."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -20,6 +21,8 @@ from ampwatch.wire.records import (
     FallbackTotal,
     KernelTotal,
     OpTotal,
+    Record,
+    RunIdentity,
     RunState,
     Topic,
 )
@@ -46,11 +49,6 @@ from tests.workshop.records import (
     step,
     window,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ampwatch.wire.records import Record, RunIdentity
 
 GIB = 1 << 30
 PID = 4711

@@ -6,14 +6,11 @@ The first machine has GPUs.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from ampwatch.host.metrics.prometheus import PrometheusExporter
 from tests.workshop.clocks import START
 from tests.workshop.fleets import fleet_with_gpus, made_up_fleet
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MINUTES = 20
 JOB = "ampwatch"

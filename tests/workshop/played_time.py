@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+
+import pytest
 
 from ampwatch.training import session
 from ampwatch.training.iteration.ledger import Clock
-
-if TYPE_CHECKING:
-    import pytest
 
 READING_NS = 1
 """Time that passes between two readings, so that no time stands still. Unit: ns."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from ampwatch.wire.records import Record
 from ampwatch.wire.ring import RingWriter
 from tests.workshop.records import end, identity
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ampwatch.wire.records import Record
 
 
 class Rank:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.detector import Known, Shared
 from ampwatch.diagnosis.detectors import DETECTORS
-from ampwatch.diagnosis.evidence.iteration import ScalerSettings
+from ampwatch.diagnosis.evidence.iteration import Iteration, ScalerSettings
 from ampwatch.diagnosis.gradients.culprits import Culprits
+from ampwatch.diagnosis.news import News, Reason
 from ampwatch.diagnosis.scale.scale_dynamics import ScaleDynamics
 from ampwatch.diagnosis.scale.scale_reset import ScaleReset
 from ampwatch.diagnosis.state.divergence import Divergence
@@ -17,14 +18,8 @@ from ampwatch.diagnosis.steps.periodic_skips import PeriodicSkips
 from ampwatch.diagnosis.steps.shared_scaler import SharedScaler
 from ampwatch.diagnosis.steps.step_bookkeeping import StepBookkeeping
 from ampwatch.diagnosis.steps.steps import StepJudge
+from ampwatch.wire.records import SkipClass
 from tests.workshop.iterations import MadeUpScaler, iteration
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ampwatch.diagnosis.evidence.iteration import Iteration
-    from ampwatch.diagnosis.news import News, Reason
-    from ampwatch.wire.records import SkipClass
 
 OF_STEPS = (
     Culprits,

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
 from ampwatch.lab.tape import RowKind, TapeHead, TapeOutcome, TapeRow, TapeStep, TapeWriter
 from ampwatch.lab.tape.rows import NUM_BUCKETS, VERSION, pack_sums
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 HEAD = TapeHead(
     version=VERSION,

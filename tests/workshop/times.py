@@ -10,13 +10,11 @@ import json
 import os
 import time
 from collections import defaultdict
+from collections.abc import Generator, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
 
 SLOWEST = 40
 """Tests that are listed one by one."""

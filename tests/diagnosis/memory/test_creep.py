@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
@@ -12,11 +12,7 @@ from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.detector import Shared
 from ampwatch.diagnosis.evidence.memory import Holding, Kept, Memory, MemoryPlace, MemoryRead
 from ampwatch.diagnosis.memory.creep import LONG, Course, MemoryCreep, Point
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ampwatch.wire.records import Finding
+from ampwatch.wire.records import Finding
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 SECOND = 10**9

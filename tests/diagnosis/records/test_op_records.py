@@ -1,13 +1,17 @@
-"""Records about ops: totals since the start, and the table of the newest census."""
+"""Records about ops and measurements: totals since the start, by module, and the table of the newest census."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from math import inf, nan
+
+import pytest
+from msgspec.structs import replace
 
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.detector import Shared
+from ampwatch.diagnosis.evidence.iteration import TensorRange
 from ampwatch.diagnosis.evidence.ops import OpCensus
-from ampwatch.diagnosis.records import op_records
+from ampwatch.diagnosis.records import op_records, range_records
 from ampwatch.diagnosis.records.op_records import OpRecorder
 from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
 from ampwatch.settings import Settings
@@ -18,13 +22,13 @@ from ampwatch.wire.records import (
     CensusSource,
     FallbackTotal,
     OpTotal,
+    RangeRecord,
+    SamplingRecord,
+    Topic,
 )
-from tests.workshop.censuses import cast, matmul, op
-
-if TYPE_CHECKING:
-    import pytest
-
-    from tests.workshop.censuses import Op
+from tests.numerics.oracle import histogram_of
+from tests.workshop.censuses import Op, cast, matmul, op
+from tests.workshop.replay import Replay, measured
 
 SECOND = 1_000_000_000
 
@@ -171,3 +175,204 @@ def test_of_too_many_ops_the_heaviest_are_in_the_table(monkeypatch: pytest.Monke
 
     ops = [r.op for r in recorded.records[-1].rows if r.module == ALL_MODULES]
     assert ops == ["op8", "op7", "op6"]
+
+
+def test_parameters_are_put_together_by_module_and_all_together() -> None:
+    """Each record is the histogram of all its elements."""
+    replay = Replay(scale=8.0)
+    replay.take(
+        measured(Topic.GRADIENT, "a.weight", [1.0, 0.0], scaled=True),
+        measured(Topic.GRADIENT, "a.bias", [3.0], scaled=True),
+        measured(Topic.GRADIENT, "b.weight", [0.25], scaled=True),
+    )
+
+    records = {r.module: r for r in replay.of(RangeRecord)}
+    assert records["a"].histogram == histogram_of([1.0, 0.0, 3.0])
+    assert records["b"].histogram == histogram_of([0.25])
+    assert records[ALL_MODULES].histogram == histogram_of([1.0, 0.0, 3.0, 0.25])
+    assert {r.loss_scale for r in records.values()} == {8.0}
+    assert [records[m].num_tensors for m in ("a", "b", ALL_MODULES)] == [2, 1, 3]
+
+
+def test_what_is_not_scaled_has_a_loss_scale_of_one() -> None:
+    """Outputs, weights, and gradients without a scaler."""
+    replay = Replay(scaled=False)
+    replay.take(measured(Topic.GRADIENT, "a.weight", [1.0]), measured(Topic.ACTIVATION, "a", [1.0]))
+
+    assert {r.loss_scale for r in replay.of(RangeRecord)} == {1.0}
+
+
+def test_several_calls_of_a_module_are_one_record() -> None:
+    """With several dtypes it says so."""
+    replay = Replay()
+    replay.take(
+        measured(Topic.ACTIVATION, "a", [1.0], "float16"),
+        measured(Topic.ACTIVATION, "a", [2.0, 4.0], "float32"),
+    )
+
+    (record,) = replay.of(RangeRecord)
+    assert (record.dtype, record.num_tensors, record.histogram.numel) == ("mixed", 2, 3)
+
+
+def test_non_finite_elements_are_counted_since_the_start() -> None:
+    """By kind, for each topic and module."""
+    replay = Replay(scaled=False, dtypes=())
+    replay.take(measured(Topic.GRADIENT, "a.w", [nan, inf, 1.0]))
+    replay.take(measured(Topic.GRADIENT, "a.w", [2.0]))
+    replay.take(measured(Topic.GRADIENT, "a.w", [-inf]), measured(Topic.ACTIVATION, "a", [nan]))
+
+    newest = {(r.topic, r.module): (r.total_nans, r.total_infs) for r in replay.of(RangeRecord)}
+    assert newest == {
+        (Topic.GRADIENT, "a"): (1, 2),
+        (Topic.GRADIENT, ALL_MODULES): (1, 2),
+        (Topic.ACTIVATION, "a"): (1, 0),
+    }
+
+
+def test_the_totals_count_what_autocasts_dtype_loses_at_the_scale_of_the_time() -> None:
+    """Elements that would be zero in it or have become it, and subnormal ones."""
+    replay = Replay(scale=4.0)
+    values = [2.0**-30, 2.0**-25, 2.0**-24, 2.0**-14, 1.0, 0.0]
+    for _ in range(2):
+        replay.take(measured(Topic.GRADIENT, "w", values, scaled=True))
+
+    totals = replay.of(SamplingRecord)[-1]
+    assert totals.gradient_elements == 2 * len(values)
+    assert totals.gradient_zeros == 2
+    assert totals.gradient_underflow == 6
+    assert totals.gradient_subnormal == 4
+    assert totals.samples[Topic.GRADIENT] == 2
+    assert (totals.interval, totals.samples_dropped, totals.tensors_refused) == (5, 1, 2)
+
+
+def test_the_newest_look_at_state_counts_what_is_not_finite() -> None:
+    """Before the first look that is not known."""
+    replay = Replay(scaled=False)
+    replay.take(measured(Topic.ACTIVATION, "a", [1.0]))
+    before = replay.of(SamplingRecord)[-1]
+    replay.take(
+        measured(Topic.WEIGHT, "w", [nan, 1.0]), measured(Topic.BUFFER, "b", [inf, -inf, 1.0])
+    )
+    after = replay.of(SamplingRecord)[-1]
+
+    assert (before.parameter_nonfinite, before.buffer_nonfinite) == (-1, -1)
+    assert (after.parameter_nonfinite, after.buffer_nonfinite) == (1, 2)
+
+
+def test_what_is_not_finite_is_counted_over_all_parts_of_the_parameters() -> None:
+    """An iteration may measure a part of them; the metric and the finding are of the whole."""
+    replay = Replay(scaled=False, dtypes=())
+
+    def count(*ranges: TensorRange) -> int:
+        return replay.take(*ranges).of(SamplingRecord)[-1].parameter_nonfinite
+
+    first = measured(Topic.WEIGHT, "a.w", [nan, inf, 1.0]), measured(Topic.WEIGHT, "a.b", [nan])
+    second = measured(Topic.WEIGHT, "b.w", [nan, 1.0])
+    assert [count(*first), count(second)] == [3, 4]
+    assert replay.only("param_nonfinite").summary.startswith("3 parameters have NaN")
+    assert count(measured(Topic.WEIGHT, "a.w", [1.0]), first[1]) == 2
+    assert count(measured(Topic.WEIGHT, "c.w", [1.0])) == 2
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_of_too_many_modules_those_with_trouble_are_recorded(limit: int) -> None:
+    """The rest is counted."""
+    replay = Replay(scaled=False, max_modules=limit)
+    replay.take(
+        *(measured(Topic.GRADIENT, f"m{n}.w", [1.0, 0.5]) for n in range(10)),
+        measured(Topic.GRADIENT, "zeros.w", [0.0, 1.0]),
+        measured(Topic.GRADIENT, "broken.w", [nan, 1.0]),
+    )
+
+    modules = [r.module for r in replay.of(RangeRecord) if r.module != ALL_MODULES]
+    assert len(modules) == limit
+    assert modules[:2] == ["broken", "zeros"][:limit]
+    assert replay.of(SamplingRecord)[-1].modules_left_out == 12 - limit
+
+
+def test_records_of_a_topic_keep_a_distance_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Totals count everything anyway, and what is not finite is written at once."""
+    monkeypatch.setattr(range_records, "APART_NS", 3_000_000_000)
+    replay = Replay(scaled=False, dtypes=())
+    for value in (1.0, 2.0, 4.0, 8.0, nan, 16.0):
+        replay.take(measured(Topic.GRADIENT, "w", [value]))
+
+    written = [r.step for r in replay.of(RangeRecord) if r.module == ALL_MODULES]
+    assert written == [0, 3, 4]
+    assert replay.of(SamplingRecord)[-1].gradient_elements == 6
+    assert replay.of(SamplingRecord)[-1].gradient_nans == 1
+
+
+def test_an_update_over_several_steps_and_one_of_a_skipped_step_are_not_recorded() -> None:
+    """The one is evidence only, the other says nothing about the optimizer."""
+    replay = Replay(scale=8.0)
+    replay.take(measured(Topic.UPDATE, "w", [0.0], span=9))
+    replay.take(measured(Topic.UPDATE, "w", [0.0]), found_inf=True)
+    replay.take(measured(Topic.UPDATE, "w", [0.5]))
+
+    assert [r.histogram.amax for r in replay.of(RangeRecord)] == [0.5]
+
+
+def test_a_skipped_step_is_recorded_as_it_stood_before_it_was_unscaled() -> None:
+    """It was looked at afterwards; nothing about the range of the others may change by that."""
+    replay = Replay(scale=2.0**16)
+    values = [2.0**-3, 2.0**-10, 0.0]
+    replay.take(measured(Topic.GRADIENT, "w", values, scaled=True))
+    unscaled = [v / 2.0**16 for v in values]
+    replay.take(measured(Topic.GRADIENT, "w", [*unscaled, inf], scaled=False))
+
+    before, after = (r for r in replay.of(RangeRecord) if r.module == ALL_MODULES)
+    assert after.loss_scale == before.loss_scale == 2.0**16
+    assert (after.histogram.counts, after.histogram.first, after.histogram.amax) == (
+        before.histogram.counts,
+        before.histogram.first,
+        before.histogram.amax,
+    )
+    assert replay.of(SamplingRecord)[-1].gradient_underflow == 0
+
+
+def test_a_scale_of_zero_is_recorded_as_such() -> None:
+    """There is no way back from it."""
+    replay = Replay(scale=0.0)
+    replay.take(measured(Topic.GRADIENT, "w", [nan], scaled=True), found_inf=True)
+
+    assert {r.loss_scale for r in replay.of(RangeRecord)} == {0.0}
+
+
+def test_zeros_that_were_flushed_count_as_underflow() -> None:
+    """Beside subnormal numbers, or where nothing else is left and the others are tiny."""
+    replay = Replay(scale=4.0)
+    replay.take(
+        measured(Topic.GRADIENT, "a", [2.0**-24, 2.0**-20, 0.0, 0.0], scaled=True),
+        measured(Topic.GRADIENT, "b", [0.0] * 7, scaled=True),
+    )
+    flushed = replay.of(SamplingRecord)[-1].gradient_underflow
+    replay.take(
+        measured(Topic.GRADIENT, "a", [1.0, 0.5, 0.0, 0.0], scaled=True),
+        measured(Topic.GRADIENT, "b", [0.0] * 7, scaled=True),
+    )
+
+    assert flushed == 9
+    assert replay.of(SamplingRecord)[-1].gradient_underflow == 9
+
+
+def test_modules_that_were_left_out_stay_counted_until_the_topic_is_written_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever other topics do meanwhile."""
+    replay = Replay(scaled=False, max_modules=1)
+    gradients = [measured(Topic.GRADIENT, f"m{n}.w", [1.0]) for n in range(4)]
+    replay.take(*gradients)
+    monkeypatch.setattr(range_records, "APART_NS", 10**18)
+    replay.take(*gradients)
+    replay.take(measured(Topic.WEIGHT, "m0.w", [1.0]))
+
+    assert [r.modules_left_out for r in replay.of(SamplingRecord)] == [3, 3, 3]
+
+
+def test_a_topic_that_had_no_tensors_was_not_sampled() -> None:
+    """A model without buffers."""
+    replay = Replay(scaled=False)
+    replay.diagnosis.deliver(replace(replay.take().last, step=1, topics=frozenset({Topic.BUFFER})))
+
+    assert replay.of(SamplingRecord)[-1].samples[Topic.BUFFER] == 0

@@ -1,14 +1,18 @@
-"""Findings about how the loss scale moves."""
+"""Findings about how the loss scale moves, where it will be, and that it was set anew."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import pytest
 
 from ampwatch.diagnosis.evidence.iteration import ScalerSettings
+from ampwatch.diagnosis.evidence.scaler import ScalerChange
 from ampwatch.diagnosis.news import Reason
+from ampwatch.diagnosis.scale.falls import SCALE_FLOOR, alarm_rate, drift, steps_until
+from ampwatch.diagnosis.scale.scale_reset import ScaleReset
 from ampwatch.wire.records import Severity
 from tests.workshop.simulation import Simulation
 
@@ -170,3 +174,149 @@ def test_bfloat16_beside_float16_is_no_misuse() -> None:
     """Some regions run in bfloat16, the scaler is there for the others."""
     scaler = ScalerSettings(2.0, 0.5, 5)
     assert Simulation(scaler=scaler, dtypes=["float16", "bfloat16"]).run([OK] * 20).kinds == []
+
+
+def _simulated_drift(rate: float, scaler: ScalerSettings, steps: int) -> float:
+    """Let a scaler run and measure how log2(scale) really moves per step."""
+    draw, log2_scale, tracker = random.Random(0), 0.0, 0
+    for _ in range(steps):
+        if draw.random() < rate:
+            log2_scale += math.log2(scaler.backoff_factor)
+            tracker = 0
+            continue
+        tracker += 1
+        if tracker == scaler.growth_interval:
+            log2_scale += math.log2(scaler.growth_factor)
+            tracker = 0
+    return log2_scale / steps
+
+
+@pytest.mark.parametrize(
+    ("rate", "scaler"),
+    [
+        (0.05, ScalerSettings(2.0, 0.5, 20)),
+        (0.01, ScalerSettings(2.0, 0.5, 20)),
+        (0.02, ScalerSettings(2.0, 0.25, 50)),
+        (0.3, ScalerSettings(4.0, 0.5, 3)),
+        (1.0, ScalerSettings(2.0, 0.5, 2000)),
+    ],
+)
+def test_the_drift_is_the_drift_of_a_simulated_scaler(rate: float, scaler: ScalerSettings) -> None:
+    """The closed form agrees with 400 000 steps of a scaler in Python."""
+    simulated = _simulated_drift(rate, scaler, 400_000)
+
+    assert drift(rate, scaler) == pytest.approx(simulated, rel=0.1, abs=2e-3)
+
+
+def test_the_alarm_line_is_one_step_in_2886_at_the_default_interval() -> None:
+    """The number that the documentation names."""
+    assert 1 / alarm_rate(ScalerSettings(2.0, 0.5, 2000)) == pytest.approx(2885.9, abs=0.1)
+    assert 1 / alarm_rate(ScalerSettings(2.0, 0.5, 1000)) == pytest.approx(1443.2, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    "scaler",
+    [ScalerSettings(2.0, 0.5, 20), ScalerSettings(3.0, 0.7, 100), ScalerSettings(2, 0.1, 5)],
+)
+def test_at_the_alarm_line_the_scale_stands_still(scaler: ScalerSettings) -> None:
+    """Above it the scale falls, below it the scale rises."""
+    line = alarm_rate(scaler)
+
+    assert drift(line, scaler) == pytest.approx(0.0, abs=1e-12)
+    assert drift(line * 1.5, scaler) < 0 < drift(line / 1.5, scaler)
+
+
+def test_a_storm_from_the_default_scale_reaches_the_floor_after_144_backoffs() -> None:
+    """65536 is 2^16 and the floor 2^-128: 144 halvings, as counted on a real scaler."""
+    assert steps_until(65536.0, SCALE_FLOOR, -1.0) == 144
+    assert steps_until(65536.0, 1.0, -1.0) == 16
+
+
+def test_a_scale_at_the_floor_is_there_and_one_that_rises_never_gets_there() -> None:
+    """0 and ``None`` are different answers."""
+    assert steps_until(0.0, SCALE_FLOOR, -1.0) == 0
+    assert steps_until(2.0, 1.0, 0.5) is None
+
+
+def calibrated() -> Simulation:
+    """Return a run that found its scale, 8, and has taken 30 steps with it."""
+    return Simulation().run([INF] * 13 + [OK] * 30)
+
+
+def resume(
+    run: Simulation, scale: float, *, loaded: bool = False, resumed: bool = True
+) -> Simulation:
+    """Go on with another state of the scaler."""
+    run.scale, run.tracker = scale, 0
+    run.shared.of(ScaleReset).observe(ScalerChange(run.step, loaded=loaded, resumed=resumed))
+    return run
+
+
+def test_a_jump_and_two_skips_are_a_reset_at_the_second_skip() -> None:
+    """The step of the jump, the scales before and after, the skips so far; and then the whole burst.
+
+    13 skips bring the scale back to 8; what comes after is no part of it.
+    """
+    run = resume(calibrated(), 65536.0)
+    assert run.run([INF]).kinds == []
+    (finding,) = run.run([INF]).book.findings
+
+    assert (finding.kind, finding.where, finding.phase) == ("scale_reset", "api", "config")
+    assert (finding.first_step, finding.last_step) == (43, 44)
+    assert finding.evidence == {"scale_before": 8.0, "scale_after": 65536.0, "skips": 2.0}
+    assert "scaler.state_dict()" in finding.advice
+
+    (finding,) = run.run([INF] * 11 + [OK] * 40 + [INF] + [OK] * 5).book.findings
+    assert finding.evidence["skips"] == 13
+    assert (finding.count, finding.last_step) == (13, 55)
+
+
+@pytest.mark.parametrize(
+    ("scale", "verdicts"),
+    [(8.0, [OK] * 20), (16.0, [INF, OK] * 3), (65536.0, [OK] * 30), (65536.0, [INF] + [OK] * 9)],
+    ids=["restored", "one growth earlier", "fits as well", "one skip"],
+)
+def test_a_new_scaler_without_a_jump_or_a_burst_is_silent(
+    scale: float, verdicts: list[bool]
+) -> None:
+    """Nothing was lost."""
+    assert resume(calibrated(), scale).run(verdicts).kinds == []
+
+
+def test_a_training_that_begins_anew_may_calibrate_anew() -> None:
+    """A new optimizer without any state is not resumed from anything."""
+    assert resume(calibrated(), 65536.0, resumed=False).run([INF] * 13 + [OK] * 9).kinds == []
+
+
+def test_an_older_checkpoint_with_the_scale_of_its_time_is_no_reset() -> None:
+    """Steps were taken with 65536 once; what skips now is the training that went back there."""
+    run = Simulation().run([OK] * 30 + [INF] * 4 + [OK] * 30)
+    assert "scale_reset" not in resume(run, 65536.0, loaded=True).run([INF] * 3 + [OK]).kinds
+
+
+def test_a_fresh_state_that_was_loaded_is_a_reset() -> None:
+    """No step was ever taken with 65536: it cannot be this training's own."""
+    run = resume(calibrated(), 65536.0, loaded=True).run([INF] * 3)
+    assert run.kinds == ["scale_reset"]
+    assert "loaded" in run.book.findings[0].summary
+
+
+def test_without_the_scale_before_a_restored_optimizer_makes_an_info() -> None:
+    """It may be the first time that this training uses a scaler."""
+    run = Simulation()
+    run.shared.of(ScaleReset).observe(
+        ScalerChange(0, loaded=False, resumed=True, known_before=False)
+    )
+    run.run([INF, INF])
+    assert run.kinds == []
+    (finding,) = run.run([INF]).book.findings
+
+    assert (finding.kind, finding.severity) == ("scale_reset", Severity.INFO)
+    assert "scale_before" not in finding.evidence
+
+
+def test_a_scale_set_by_hand_is_the_users_business() -> None:
+    """Nobody has announced another state."""
+    run = calibrated()
+    run.scale = 65536.0
+    assert "scale_reset" not in run.run([INF] * 10).kinds

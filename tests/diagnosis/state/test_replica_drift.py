@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -10,12 +10,8 @@ from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.detector import Shared
 from ampwatch.diagnosis.evidence.scaler import CheckedWeights
 from ampwatch.diagnosis.state.replica_drift import PATIENCE, ReplicaDrift
+from ampwatch.wire.records import ChecksumRecord, Finding
 from tests.workshop.records import checksum
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ampwatch.wire.records import ChecksumRecord, Finding
 
 PERIOD = 257
 GROUPS = 3

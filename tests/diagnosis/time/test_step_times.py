@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from statistics import median
-from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
 
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.detector import Shared
-from ampwatch.diagnosis.evidence.iteration import DevicePhases, StepTime
+from ampwatch.diagnosis.evidence.iteration import DevicePhases, Iteration, StepTime
 from ampwatch.diagnosis.evidence.ops import OpCensus
 from ampwatch.diagnosis.time.spans import MAX_ROWS, SpanBuilder
 from ampwatch.diagnosis.time.step_times import StepTimes, workers_needed
 from ampwatch.wire.records import Phases, Severity, StepPhase, Topic
 from tests.workshop.clocks import SECOND, START
 from tests.workshop.iterations import TAKEN, iteration
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ampwatch.diagnosis.evidence.iteration import Iteration
 
 STEP = 0.05
 """Duration of a healthy step. Unit: s."""

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.services import require
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def make_certificates(directory: Path) -> Path:

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import gzip
 import threading
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
     ExportMetricsServiceResponse,
 )
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
+from opentelemetry.proto.metrics.v1.metrics_pb2 import HistogramDataPoint, NumberDataPoint
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric as Received
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.utils import floatToGoString
 
 from tests.workshop.servers import Quiet, answering
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
-    from opentelemetry.proto.metrics.v1.metrics_pb2 import HistogramDataPoint, NumberDataPoint
-    from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric as Received
 
 Values = dict[tuple[str, frozenset[tuple[str, str]]], float]
 """Value of each series, by its name and the labels that are not empty."""

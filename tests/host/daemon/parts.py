@@ -8,16 +8,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ampwatch.host.daemon.access import Access
 from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, read_info
 from ampwatch.wire.rendezvous.token import read_token
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[3]
 

@@ -10,10 +10,11 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import bcrypt
@@ -23,14 +24,8 @@ from ampwatch.host.daemon.access import Access
 from ampwatch.host.daemon.web_config import WebConfig
 from ampwatch.wire.rendezvous.token import TOKEN_FILE, ensure_token
 from tests.host.daemon import test_http
-from tests.host.daemon.parts import ROOT, ask, eventually
+from tests.host.daemon.parts import ROOT, Daemon, Place, ask, eventually
 from tests.host.daemon.test_tls import basic
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.host.daemon.parts import Daemon, Place
 
 ROUTES = (
     *(

@@ -6,16 +6,13 @@ import logging
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import pytest
 
 from ampwatch.cli import main
 from ampwatch.host.daemon import detach
 from tests.host.daemon.parts import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 LOG_MUCH = """
 import logging, sys

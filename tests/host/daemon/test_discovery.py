@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -27,9 +28,6 @@ from ampwatch.settings import Settings
 from ampwatch.wire.ring import RingWriter
 from tests.workshop.clocks import Clock
 from tests.workshop.records import end, identity, step
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 OTHER_UID = 54321
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +14,7 @@ from ampwatch.host.daemon import ended
 from ampwatch.host.daemon.app import Daemon, DaemonOptions
 from ampwatch.host.daemon.assets import STATIC
 from ampwatch.host.daemon.ended import EndedRuns
-from ampwatch.host.daemon.site import Request, Site
+from ampwatch.host.daemon.site import Request, Response, Site
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.page.ended_page import SYMBOLS
 from ampwatch.report.verdict import Level
@@ -24,11 +24,6 @@ from ampwatch.wire.records import RunState
 from tests.workshop.boxes import box
 from tests.workshop.clocks import SECOND, START, Clock
 from tests.workshop.records import alarm, identity, step
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ampwatch.host.daemon.site import Response
 
 DAY = 86400
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Iterator
 from http import HTTPStatus
-from typing import TYPE_CHECKING
 
 import pytest
 
 from ampwatch.host.daemon.server import MAX_HEAD
 from ampwatch.host.daemon.stream import CHUNK, Stream
 from tests.host.daemon.test_http import Served, serving
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture

@@ -9,10 +9,11 @@ import re
 import socket
 import threading
 import zlib
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from http import HTTPStatus
 from http.client import HTTPResponse
-from typing import TYPE_CHECKING
+from pathlib import Path
 from urllib.parse import urljoin
 
 import bcrypt
@@ -21,23 +22,18 @@ import pytest
 from ampwatch import __version__, shipped
 from ampwatch.host.daemon import server as server_module
 from ampwatch.host.daemon import site as site_module
+from ampwatch.host.daemon.access import Access
 from ampwatch.host.daemon.ended import EndedRuns
 from ampwatch.host.daemon.server import Server
 from ampwatch.host.daemon.site import Request, Response, Site
 from ampwatch.host.daemon.web_config import WebConfig
+from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.passes import CollectorPass
 from ampwatch.wire.ring.layout import LAYOUT
 from tests.host.daemon.parts import OPEN, Answer, ask, eventually
 from tests.workshop.fleets import made_up_fleet
 from tests.workshop.records import step
 from tests.workshop.servers import answering
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from ampwatch.host.daemon.access import Access
-    from ampwatch.host.fleet import Fleet
 
 
 class Served:

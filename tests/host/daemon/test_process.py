@@ -11,8 +11,8 @@ import subprocess
 import sys
 import time
 from http import HTTPStatus
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -26,14 +26,9 @@ from ampwatch.settings import Settings
 from ampwatch.wire.rendezvous.lock import DaemonLock, look_at, read_info
 from ampwatch.wire.rendezvous.machine import find_daemon
 from ampwatch.wire.ring import RingWriter
-from tests.host.daemon.parts import ROOT, eventually
+from tests.host.daemon.parts import ROOT, Place, eventually
+from tests.host.daemon.parts import Daemon as Running
 from tests.workshop.records import end, identity
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.host.daemon.parts import Daemon as Running
-    from tests.host.daemon.parts import Place
 
 
 def test_the_daemon_loads_neither_torch_nor_what_reads_gpus() -> None:
@@ -44,21 +39,6 @@ def test_the_daemon_loads_neither_torch_nor_what_reads_gpus() -> None:
     said = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
 
     assert said == "[False, False, True]\n"
-
-
-def test_a_run_is_shown_from_its_first_step_to_its_end(running: tuple[Place, Running]) -> None:
-    """The daemon finds the ring by itself and says how the run ended."""
-    place, daemon = running
-    with place.writer("gpt") as writer:
-        writer.do("step")
-        eventually(lambda: daemon.states().get("gpt") == "running")
-        writer.do("finish and keep")
-        eventually(lambda: daemon.states().get("gpt") == "finished")
-
-        metrics = daemon.ask("/metrics").text
-
-    assert 'ampwatch_run_state{rank="0",run="gpt",state="finished"} 1.0' in metrics
-    assert 'ampwatch_collector_success{collector="rings"} 1.0' in metrics
 
 
 def test_the_lock_file_says_where_the_daemon_looks_for_rings(place: Place, tmp_path: Path) -> None:

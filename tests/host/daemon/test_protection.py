@@ -7,7 +7,7 @@ import signal
 import socket
 import ssl
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import bcrypt
 import pytest
@@ -15,15 +15,10 @@ import pytest
 from ampwatch.host.daemon import web_config
 from ampwatch.host.daemon.protection import RETRY_SECONDS, Protection, TokenBucket
 from ampwatch.host.daemon.web_config import RateLimit, WebConfig
-from tests.host.daemon.parts import ask, eventually
+from tests.host.daemon.parts import Place, ask, eventually
 from tests.host.daemon.test_basic_auth import header
 from tests.host.daemon.test_http import loud, serving
 from tests.workshop.clocks import Clock
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.host.daemon.parts import Place
 
 HASHES = {
     name: bcrypt.hashpw(name.encode(), bcrypt.gensalt(4)).decode() for name in ("alice", "bob")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import socket
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -25,13 +24,11 @@ from ampwatch.host.daemon.push import (
     without_password,
 )
 from ampwatch.host.fleet import Fleet
+from ampwatch.host.fleet.passes import CollectorPass
 from ampwatch.settings import Settings
 from tests.host.daemon.collector import collecting, metrics_of, received_values
 from tests.host.daemon.parts import Place, eventually
 from tests.workshop.fleets import made_up_fleet
-
-if TYPE_CHECKING:
-    from ampwatch.host.fleet.passes import CollectorPass
 
 
 def test_a_daemon_pushes_the_steps_of_a_run_and_says_who_it_is(place: Place) -> None:

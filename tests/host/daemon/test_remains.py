@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -17,9 +17,6 @@ from tests.host.daemon.parts import Place
 from tests.workshop.boxes import box
 from tests.workshop.clocks import SECOND, START
 from tests.workshop.records import IDENTITY, alarm, end, identity, step
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

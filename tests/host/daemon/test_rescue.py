@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +17,6 @@ from ampwatch.wire.ring import RingWriter
 from tests.host.daemon.parts import Place, eventually
 from tests.workshop.clocks import SECOND, START, Clock
 from tests.workshop.records import end, identity, step
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Watch:
@@ -53,22 +50,6 @@ class Watch:
 @pytest.fixture
 def watch(tmp_path: Path) -> Watch:
     return Watch(tmp_path)
-
-
-def test_a_process_that_dies_without_a_word_leaves_a_report(watch: Watch) -> None:
-    """Although it had found nothing: nobody else could write it."""
-    writer = watch.ring(0, 1, 2)
-    watch.watcher.poll()
-    assert not watch.left()
-
-    # A copy, as if the process were gone: nobody holds its lock.
-    (watch.rings / "dead.ring").write_bytes(writer.path.read_bytes())
-    (watch.rings / "dead.ring").chmod(0o600)
-    writer.path.unlink()
-    watch.watcher.poll()
-
-    (box,) = watch.left()
-    assert (box.state, [s.step for s in box.steps]) == (RunState.FAILED, [0, 1, 2])
 
 
 def test_a_process_that_closed_its_descriptors_and_goes_on_was_not_dead(watch: Watch) -> None:

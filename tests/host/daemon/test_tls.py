@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import ssl
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import bcrypt
 import pytest
@@ -14,12 +14,7 @@ from ampwatch.host.daemon.access import Access
 from ampwatch.host.daemon.web_config import load
 from ampwatch.wire.rendezvous.token import ensure_token
 from tests.host.daemon import test_http
-from tests.host.daemon.parts import ask
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.host.daemon.parts import Place
+from tests.host.daemon.parts import Place, ask
 
 PAIR = "cert_file: server.pem, key_file: server.key"
 TLS = f"tls_server_config: {{{PAIR}}}\n"

@@ -7,9 +7,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -23,9 +23,6 @@ from ampwatch.host.page.page import Feed
 from ampwatch.settings import Settings
 from tests.host.daemon.parts import ROOT
 from tests.wire.rendezvous.test_machine import NOBODY, needs_root
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = needs_root
 

@@ -7,9 +7,11 @@ import logging
 import math
 import os
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -23,14 +25,9 @@ from ampwatch.report.verdict import Level
 from ampwatch.settings import Settings
 from ampwatch.wire.records import RunState
 from ampwatch.wire.ring import RingReader, RingWriter
+from tests.host.daemon.parts import Place
 from tests.workshop.clocks import SECOND, START, Clock
 from tests.workshop.records import end, finding, identity, step
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.host.daemon.parts import Place
 
 GRACE = 600.0
 

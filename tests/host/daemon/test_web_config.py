@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import ssl
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ampwatch.errors import DaemonError
 from ampwatch.host.daemon import web_config
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HASH = "$2b$04$" + "a" * 53
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -24,14 +23,11 @@ from ampwatch.host.fleet.module_map import (
     ends_of,
 )
 from ampwatch.host.fleet.ranges import Ranges
+from ampwatch.numerics.exponents import ExponentHistogram
 from ampwatch.numerics.formats import narrowest_half
 from ampwatch.settings import Settings
-from ampwatch.wire.records import SkipClass, Topic
+from ampwatch.wire.records import RangeRecord, SkipClass, Topic
 from tests.workshop.records import histogram, ranges, step
-
-if TYPE_CHECKING:
-    from ampwatch.numerics.exponents import ExponentHistogram
-    from ampwatch.wire.records import RangeRecord
 
 NONFINITE, GRADIENT, LOST, HEADROOM, UNCHANGED = range(len(MAP_REASONS))
 FINE = histogram(-8, 1000)

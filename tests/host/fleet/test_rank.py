@@ -1,22 +1,22 @@
-"""Tests of what the records of one process add up to."""
+"""What the records of one process add up to, with its histograms, and the hold that lets a scrape see what was before it."""
+
+from __future__ import annotations
 
 import math
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ampwatch.host.fleet import RankView
+from ampwatch.host.fleet.histogram import STEP_DURATION_BOUNDS, Histogram
+from ampwatch.host.fleet.peak import HOLD_SECONDS, Peak
 from ampwatch.host.fleet.rank import DIED, FIRST_LOOK_SECONDS
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.settings import Settings
 from ampwatch.state.rank import MAX_FACTS, MAX_SENSORS
-from ampwatch.wire.records import (
-    OTHER_OPTIMIZERS,
-    FactsRecord,
-    Record,
-    RunIdentity,
-    RunState,
-)
+from ampwatch.wire.records import OTHER_OPTIMIZERS, FactsRecord, Record, RunIdentity, RunState
 from tests.workshop.clocks import SECOND, START, Clock
 from tests.workshop.records import (
     IDENTITY,
@@ -261,3 +261,61 @@ def test_ranks_of_one_pace_keep_the_same_checksum_for_several_scrapes(other_s: f
     assert shared >= len(kept[0]) / 2
     assert all(number % 257 == 0 for number in kept[0])
     assert all(b - a >= 240 / 0.5 - 257 for a, b in pairwise(kept[0]) if a != b)
+
+
+@given(st.lists(st.floats(0, 1000)))
+def test_every_bound_counts_what_is_not_above_it(values: list[float]) -> None:
+    """The cumulative counts are those of a scan over all values, a bound itself included."""
+    values = [*values, *STEP_DURATION_BOUNDS]
+    histogram = Histogram(STEP_DURATION_BOUNDS)
+    for value in values:
+        histogram.observe(value)
+
+    expected = [
+        (bound, sum(value <= bound for value in values))
+        for bound in (*STEP_DURATION_BOUNDS, math.inf)
+    ]
+
+    assert expected == histogram.cumulative()
+    assert histogram.sum is not None
+    assert math.isclose(sum(values), histogram.sum)
+
+
+def test_what_is_no_duration_is_not_counted() -> None:
+    """NaN stands for a duration that is not known; negative and infinite ones cannot be."""
+    histogram = Histogram(STEP_DURATION_BOUNDS)
+    for value in (math.nan, math.inf, -1.0):
+        histogram.observe(value)
+
+    assert sum(histogram.counts) == 0
+    assert histogram.sum == 0.0
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 500), st.integers(-9, 9)), min_size=1), st.integers(0, 200)
+)
+def test_a_peak_holds_all_of_the_last_window_and_nothing_older_than_two(
+    puts: list[tuple[int, int]], wait: int
+) -> None:
+    """Whatever was put in is seen for a window, and forgotten after two."""
+    puts = sorted(puts, key=lambda put: put[0])
+    peak = Peak(max)
+    for seconds, value in puts:
+        peak.put(value, seconds * SECOND)
+    newest_time, newest = puts[-1]
+    now = newest_time + wait
+
+    held = peak.read(newest, now * SECOND)
+
+    at_least = [v for t, v in puts if now - t < HOLD_SECONDS]
+    at_most = [v for t, v in puts if now - t < 2 * HOLD_SECONDS]
+    assert max([newest, *at_least]) <= held <= max([newest, *at_most])
+
+
+def test_a_value_from_before_the_window_counts_as_the_newest() -> None:
+    """A clock that was set back loses nothing."""
+    peak = Peak(max)
+    peak.put(1, 500 * SECOND)
+    peak.put(7, 10 * SECOND)
+
+    assert peak.read(1, 500 * SECOND) == 7

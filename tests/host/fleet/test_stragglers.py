@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from ampwatch.diagnosis.time.kinds import STRAGGLER
 from ampwatch.host.fleet import Fleet
 from ampwatch.settings import Settings
-from ampwatch.wire.records import Phases, Record, StepPhase
+from ampwatch.wire.records import Finding, Phases, Record, StepPhase
 from tests.workshop.clocks import SECOND, START, Clock
 from tests.workshop.records import device_phases, identity, step
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ampwatch.wire.records import Finding
 
 OWN = {"forward": 0.1, "unscale_and_clip": 0.01, "optimizer": 0.04, "rest": 0.01}
 BACKWARD = 0.2

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import logging
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import pytest
 
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.gpus import Feature, Gpu, Pass, Reason
+from ampwatch.host.fleet.passes import CollectorPass
 from ampwatch.host.gpu.collector import GpuCollector
+from ampwatch.host.gpu.source import Source
 from ampwatch.settings import Settings
 from ampwatch.wire.records import FactsRecord
 from tests.workshop.clocks import Clock
 from tests.workshop.records import identity
-
-if TYPE_CHECKING:
-    from ampwatch.host.fleet.passes import CollectorPass
-    from ampwatch.host.gpu.source import Source
 
 
 def gpu(uuid: str = "GPU-a", **changes: object) -> Gpu:

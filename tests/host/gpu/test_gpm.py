@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
-from ampwatch.host.fleet.gpus import Feature, Reason
+from ampwatch.host.fleet.gpus import Answer, Answers, Feature, Reason
 from ampwatch.host.gpu import gpm
 from ampwatch.host.gpu.gpm import Gpm, nothing
 from ampwatch.host.gpu.nvml import Nvml
+from tests.host.gpu.standin import Standin
 from tests.workshop.clocks import Clock
-
-if TYPE_CHECKING:
-    from ampwatch.host.fleet.gpus import Answer, Answers
-    from tests.host.gpu.standin import Standin
 
 
 class Bench:

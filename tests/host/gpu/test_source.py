@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from ampwatch.host.fleet.gpus import TENSOR_PIPES, Feature, Pass, Reason
+from ampwatch.host.fleet.gpus import TENSOR_PIPES, Feature, Gpu, Pass, Reason
 from ampwatch.host.gpu import pids
 from ampwatch.host.gpu.nvml import Nvml, open_nvml
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ampwatch.host.fleet.gpus import Gpu
-    from tests.host.gpu.standin import Standin
+from tests.host.gpu.standin import Standin
 
 GIB = 1 << 30
 

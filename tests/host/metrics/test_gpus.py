@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.gpus import KNOWN_XIDS, Feature, Gpu, Instance, MigDevice, Pass, Reason
@@ -15,13 +14,9 @@ from ampwatch.host.metrics.catalog import TOPICS
 from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.settings import Settings
 from ampwatch.wire.records import FactsRecord
-from tests.services import require
 from tests.workshop.clocks import START
 from tests.workshop.fleets import PID, fleet_with_gpus, without_nvml
 from tests.workshop.records import identity
-
-if TYPE_CHECKING:
-    from prometheus_client.samples import Sample
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "gpu_metrics.txt"
 NAMES = [metric.name for metric in TOPICS["GPUs"]]
@@ -65,19 +60,6 @@ def test_every_gpu_metric_of_the_catalog_has_a_sample() -> None:
     fleet = fleet_with_gpus()
 
     assert [name for name in NAMES if not samples(fleet, name)] == []
-
-
-@pytest.mark.services
-@pytest.mark.parametrize(
-    "fleet", [fleet_with_gpus(), without_nvml(Fleet(Settings()))], ids=["demo", "no driver"]
-)
-def test_promtool_has_nothing_to_say_about_gpus(fleet: Fleet) -> None:
-    """Names, units, types and help pass the linter."""
-    command = [require("promtool"), "check", "metrics"]
-    text = gpu_scrape(fleet)
-    result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-
-    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
 def test_without_a_driver_only_the_reason_is_there() -> None:

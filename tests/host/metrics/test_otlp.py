@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
 from opentelemetry.proto.metrics.v1 import metrics_pb2
 
 from ampwatch import __version__
@@ -28,11 +31,6 @@ from tests.host.daemon.collector import (
 from tests.workshop.clocks import START, Clock
 from tests.workshop.fleets import fleet_of, fleet_with_gpus, made_up_fleet, put
 from tests.workshop.records import finding, identity, step
-
-if TYPE_CHECKING:
-    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-        ExportMetricsServiceRequest,
-    )
 
 CUMULATIVE = metrics_pb2.AGGREGATION_TEMPORALITY_CUMULATIVE
 PASSES = {"rings": CollectorPass(success=True, duration_seconds=0.002)}

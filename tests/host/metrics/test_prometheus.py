@@ -1,6 +1,9 @@
-"""Tests of the scrape: what is in it, and that Prometheus' own tools agree."""
+"""The scrape and its catalog: what is in it, and that Prometheus' own tools agree."""
+
+from __future__ import annotations
 
 import math
+import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,11 +18,14 @@ from ampwatch.diagnosis.kinds.registry import KINDS
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet import fleet as fleets
 from ampwatch.host.fleet.passes import CollectorPass
-from ampwatch.host.metrics.catalog import CATALOG, TOPICS
+from ampwatch.host.metrics.catalog import CATALOG, TOPICS, markdown
+from ampwatch.host.metrics.labels import LABELS
+from ampwatch.host.metrics.metric import Metric
 from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.host.metrics.run import RUN_FACTS
+from ampwatch.numerics.units.kernels.kernel_name import Unit
 from ampwatch.settings import Settings
-from ampwatch.wire.records import SKIP_CLASSES, FactsRecord, Record
+from ampwatch.wire.records import KERNEL_UNITS, SKIP_CLASSES, FactsRecord, Record
 from tests.services import require
 from tests.workshop.clocks import START, Clock
 from tests.workshop.fleets import (
@@ -86,9 +92,9 @@ def test_the_scrape_of_the_made_up_fleet_is_the_golden_one() -> None:
 
 
 @pytest.mark.services
-@pytest.mark.parametrize("fleet", [made_up_fleet(), Fleet(Settings(), Clock())])
+@pytest.mark.parametrize("fleet", [made_up_fleet(), fleet_with_gpus(), Fleet(Settings(), Clock())])
 def test_promtool_has_nothing_to_say(fleet: Fleet) -> None:
-    """Names, units, types and help pass the linter, with and without a run."""
+    """Names, units, types and help pass the linter, with runs and GPUs and with none."""
     command = [require("promtool"), "check", "metrics"]
     result = subprocess.run(
         command, input=scrape(fleet), capture_output=True, text=True, check=False
@@ -255,6 +261,51 @@ def test_ranks_beyond_the_limit_are_counted_instead_of_exported(
     assert found["ampwatch_ranks_left_out",] == 3.0
     steps = {key for key in found if key[0] == "ampwatch_steps_total"}
     assert steps == {("ampwatch_steps_total", "0", "gpt"), ("ampwatch_steps_total", "1", "gpt")}
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
+
+
+def problems(metric: Metric) -> list[str]:
+    """Return what of ``metric`` is against the conventions, in words.
+
+    Type and unit are read from it; a reader of the page understands its row.
+    """
+    in_seconds = metric.unit == "seconds"
+    rules = {
+        "the name is no name of ampwatch": re.fullmatch(r"ampwatch(_[a-z]+)+", metric.name),
+        "seconds are a unit": ("seconds" in metric.name) == in_seconds,
+        "the help is no sentence": re.fullmatch(r"[A-Z].*\.", metric.help),
+        "a label is there twice": len(set(metric.labels)) == len(metric.labels),
+    }
+    unexplained = sorted(set(metric.labels) - set(LABELS))
+    return [text for text, kept in rules.items() if not kept] + [
+        f"the label {label} is not explained" for label in unexplained
+    ]
+
+
+@pytest.mark.parametrize("metric", CATALOG, ids=lambda metric: metric.name)
+def test_a_metric_follows_the_conventions(metric: Metric) -> None:
+    """Of names, units, help and labels."""
+    assert problems(metric) == []
+
+
+def test_no_metric_is_there_twice_and_no_label_is_explained_in_vain() -> None:
+    """Names are unique, also without the suffix of their type."""
+    assert len({metric.family for metric in CATALOG}) == len(CATALOG)
+    assert set(LABELS) == {label for metric in CATALOG for label in metric.labels}
+
+
+def test_the_committed_page_is_the_generated_one() -> None:
+    """``docs/metrics.md`` is up to date."""
+    message = "regenerate it: python -m ampwatch.host.metrics.catalog > docs/metrics.md"
+
+    assert PAGE.read_text(encoding="utf-8") == markdown(), message
+
+
+def test_the_units_of_kernels_are_those_of_the_classifier_and_the_cpu() -> None:
+    """Records know no classifier, so this test holds the two together."""
+    assert set(KERNEL_UNITS) == {*(unit.value for unit in Unit), "cpu"}
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.registry import ROWS
 from ampwatch.host.fleet import Fleet
@@ -12,13 +11,10 @@ from ampwatch.host.metrics.verdict import MAX_REMEDY, MAX_ROOTS, OTHER
 from ampwatch.report.accounts import first_sentence
 from ampwatch.report.headline import first_remedy
 from ampwatch.settings import Settings
-from ampwatch.wire.records import FindingRecord, Severity
+from ampwatch.wire.records import Finding, FindingRecord, Record, Severity
 from tests.workshop.clocks import START, Clock
 from tests.workshop.fleets import fleet_of, put
 from tests.workshop.records import finding, identity, step
-
-if TYPE_CHECKING:
-    from ampwatch.wire.records import Finding, Record
 
 
 def samples(fleet: Fleet, family: str) -> list[dict[str, str]]:

@@ -1,20 +1,21 @@
-"""`ampwatch errors`, as a user runs it, on a real training in a process of its own."""
+"""``ampwatch errors`` on a real training in a process of its own, and ``ampwatch diff``."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ampwatch.cli import main
+from ampwatch.lab.tape import RowKind
+from ampwatch.lab.tape.elements import ElementsWriter
+from ampwatch.lab.tape.files import elements_path
 from tests.host.daemon.parts import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.workshop.nursery import Nursery, Program
+from tests.workshop.nursery import Nursery, Program
+from tests.workshop.tapes import HEAD, row, step, write_tape
 
 TRAINING = """
 import sys, time
@@ -94,3 +95,95 @@ def test_a_training_that_cannot_says_why(capsys: pytest.CaptureFixture[str]) -> 
     assert 'no error budget: calls are not kept with the setting replay="off"' in (
         capsys.readouterr().err
     )
+
+
+def test_two_runs_that_are_the_same_end_with_0(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The verdict says so."""
+    a, b = (write_tape(tmp_path / f"{name}.tape", [step(0), step(1)]) for name in "ab")
+
+    assert main(["diff", str(a), str(b)]) == 0
+    assert "the same: no sum of any tensor differs" in capsys.readouterr().out
+
+
+@pytest.mark.each_commit
+def test_two_runs_that_part_end_with_3_and_name_the_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An op that makes another number of the same inputs, in step 1."""
+    a = write_tape(tmp_path / "a.tape", [step(0), step(1)])
+    b = write_tape(tmp_path / "b.tape", [step(0), step(1, 1.01)])
+
+    assert main(["diff", str(a), str(b)]) == 3
+    assert "op addmm in first, forward of step 1" in capsys.readouterr().out
+
+    assert main(["diff", str(a), str(b), "--json"]) == 3
+    document = json.loads(capsys.readouterr().out)
+    first = document["departures"][0]
+    assert document["verdict"] == "differ"
+    assert (first["step"], first["module"], first["name"]) == (1, "first", "addmm")
+    assert first["distance"] == pytest.approx(0.01 / 1.01)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (
+            [replace(step(0), rows=[row(RowKind.WEIGHT, "first.weight", shape=[4, 8])])],
+            "two runs of one model",
+        ),
+        ([replace(step(0), rows=[row(RowKind.WEIGHT, "other.weight")])], "two runs of one model"),
+        ([], "with a recorded step"),
+    ],
+    ids=["shape", "names", "empty"],
+)
+def test_what_cannot_be_compared_is_a_sentence(
+    other: list[object], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Expected, given, and what to do; exit status 1."""
+    a = write_tape(tmp_path / "a.tape", [step(0)])
+    b = write_tape(tmp_path / "b.tape", other)  # type: ignore[arg-type]
+
+    assert main(["diff", str(a), str(b)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("ampwatch: expected")
+    assert words in said
+
+
+def test_ranks_of_other_numbers_are_compared_by_gradients_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One process against eight: outputs are of other batches, which is said and is no difference."""
+    a = write_tape(tmp_path / "a.tape", [step(0)])
+    b = write_tape(tmp_path / "b.tape", [step(0, 2.0)], replace(HEAD, world_size=8))
+
+    assert main(["diff", str(a), str(b)]) == 0
+    assert "A has 1 ranks and B 8" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_elements_of_one_step_are_compared_on_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one element that differs is found, with its index and both values."""
+    head = replace(HEAD, elements=0)
+    paths = [write_tape(tmp_path / f"{name}.tape", [step(0)], head) for name in "ab"]
+    for path, third in zip(paths, (b"\x00\x00\x40\x40", b"\x00\x00\x80\x40"), strict=True):
+        kept = ElementsWriter()
+        assert kept.room_for("float32", 16)
+        kept.put("output/first", "float32", [2, 2], bytes(8) + third + bytes(4))
+        kept.write(elements_path(path, 0))
+
+    assert main(["diff", *map(str, paths), "--elements", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["elements"]
+    assert (found["where"], found["a"], found["b"], found["beyond"]) == ([1, 0], 3.0, 4.0, 0.25)
+
+
+def test_elements_that_nobody_kept_are_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The setting is named."""
+    a, b = (write_tape(tmp_path / f"{name}.tape", [step(0)]) for name in "ab")
+
+    assert main(["diff", str(a), str(b), "--elements"]) == 1
+    assert "record_elements" in capsys.readouterr().err

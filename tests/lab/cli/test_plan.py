@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 
@@ -18,12 +19,8 @@ from ampwatch.wire.records import PlanRecord
 from ampwatch.wire.ring import RingReader
 from tests.host.daemon.parts import ROOT, eventually
 from tests.lab.precision.test_planner import _box, _layer, _tensors
+from tests.workshop.nursery import Nursery
 from tests.workshop.records import IDENTITY, planned
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.workshop.nursery import Nursery
 
 TRAINING = """
 import sys

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -10,15 +11,9 @@ from msgspec.structs import replace
 from ampwatch.errors import DiffError
 from ampwatch.lab.difference.ranks import RunsDifference, compare_runs
 from ampwatch.lab.difference.words import difference_document, render_difference
-from ampwatch.lab.tape import RowKind
+from ampwatch.lab.tape import RowKind, TapeStep
 from ampwatch.lab.tape.files import find_tapes
 from tests.workshop.tapes import HEAD, row, step, write_tape
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from ampwatch.lab.tape import TapeStep
 
 NUM_RANKS = 4
 
@@ -56,18 +51,6 @@ def with_state(kind: RowKind, value: float, at: int = 0) -> list[TapeStep]:
 def all_ranks(steps: Sequence[TapeStep]) -> dict[int, Sequence[TapeStep]]:
     """Return the same steps for each rank."""
     return dict.fromkeys(range(NUM_RANKS), steps)
-
-
-def test_the_rank_that_departs_is_named(tmp_path: Path) -> None:
-    """The others differ as their formats explain, and the words say how many they are."""
-    a = run(tmp_path / "a")
-    b = run(tmp_path / "b", {2: [step(0), step(1, 1.01)]})
-
-    found, words = compared(a, b)
-
-    assert (found.pairs[0].a, found.pairs[0].b) == (2, 2)
-    assert "op addmm in first, forward of step 1, rank 2 ranks the other 3 ranks differ as" in words
-    assert not found.is_explained
 
 
 def test_the_first_departure_of_all_ranks_leads(tmp_path: Path) -> None:

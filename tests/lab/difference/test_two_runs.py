@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,14 +13,9 @@ from torch.nn import functional
 from ampwatch.lab.difference.ranks import compare_runs
 from ampwatch.lab.difference.verdict import compare
 from ampwatch.lab.difference.words import render_difference
+from ampwatch.lab.tape import Tape
 from ampwatch.lab.tape.rows import RowKind
 from tests.lab.difference.two_runs import Planted, Transformer, train
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from ampwatch.lab.tape import Tape
 
 
 @pytest.fixture(autouse=True)

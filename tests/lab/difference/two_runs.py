@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 import ampwatch
+from ampwatch.lab.tape import Tape
 from ampwatch.lab.tape.files import find_tapes, read_tape
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from ampwatch.lab.tape import Tape
 
 WIDTH, HEADS, WORDS, LENGTH, BATCH, BLOCKS = 32, 4, 60, 12, 8, 3
 

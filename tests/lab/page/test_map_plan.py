@@ -1,19 +1,34 @@
-"""The map of a model by a precision plan, as the page gets it."""
+"""The map of a model by a precision plan and by error budgets, and losses in blocks, as the page gets them."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import math
-from typing import TYPE_CHECKING, Any
+import re
+from typing import Any
 
+import pytest
+import torch
+
+from ampwatch.host.fleet.ranges import MAX_BLOCKED
+from ampwatch.host.fleet.rank import MAX_BUDGETS
 from ampwatch.host.page.map_state import Maps
-from ampwatch.wire.records import MAX_PLANNED, PRODUCTS, Topic
+from ampwatch.lab.budget import ErrorBudget, ErrorRow, records_of
+from ampwatch.lab.page.block_state import BlockStates
+from ampwatch.numerics.formats import FORMATS
+from ampwatch.wire.records import (
+    MAX_BUDGETED,
+    MAX_PLANNED,
+    PRODUCTS,
+    Operand,
+    RangeRecord,
+    Record,
+    Topic,
+)
+from tests.numerics.block_oracle import operand_of, quantised, sqnr_db
 from tests.workshop.fleets import fleet_of
-from tests.workshop.records import FACTS, histogram, identity, planned, ranges, sampling
-
-if TYPE_CHECKING:
-    from ampwatch.wire.records import Record
+from tests.workshop.records import FACTS, budgeted, histogram, identity, planned, ranges, sampling
 
 
 def map_of(*records: Record) -> dict[str, Any]:
@@ -129,3 +144,202 @@ def test_a_plan_of_a_hostile_ring_is_bounded() -> None:
         "no loss; not x",
         "-inf dB",
     ]
+
+
+def test_without_a_budget_there_is_no_choice() -> None:
+    """The page offers nothing that nobody has asked for."""
+    assert "errors" not in map_of()
+
+
+def test_a_column_is_a_budget() -> None:
+    """Each of other formats, the newest last; modules that the map does not have come last."""
+    errors = map_of(
+        budgeted(),
+        budgeted("head", 1, total=0.3, dtype="float32"),
+        budgeted(step=120, layers_in="mxfp4", total=0.1, error=0.02, contribution=math.nan),
+        budgeted(step=130, layers_in="plan", total=math.nan),
+    )["errors"]
+
+    none = "not in this budget"
+    assert errors["columns"] == ["bfloat16", "mxfp4", "by the plan"]
+    assert cells(errors) == {
+        "decoder.norm": [none, none, none],
+        "decoder.up": ["7 to 10 bits are right", "2 to 4 bits are right", none],
+        "head": ["fewer than 2 bits are right", none, none],
+    }
+    assert errors["details"]["decoder.up"] == [
+        "8.1 in bfloat16; its own error adds -1.9e-05 to the error of the loss",
+        "3.3 in bfloat16",
+        None,
+    ]
+    assert errors["sentence"].endswith(
+        " Of step 80, autocast to bfloat16: the loss is off by -3.7e-05."
+        " Of step 120, autocast to bfloat16 and products of layers in mxfp4: the loss is off by 0.02."
+        " Of step 130, autocast to bfloat16 and products of layers in the formats of the plan:"
+        " the loss is off by -3.7e-05."
+    )
+
+
+@pytest.mark.each_commit
+@pytest.mark.parametrize(
+    ("total", "words"),
+    [
+        (2.0**-16, "16 or more"),
+        (2.0**-12, "10 to 16"),
+        (2.0**-4.5, "4 to 7"),
+        (0.9, "fewer than 2"),
+        (math.inf, "fewer than 2"),
+    ],
+)
+def test_a_cell_says_how_many_bits_are_right(total: float, words: str) -> None:
+    """A limit belongs to the better grade; what is not finite has none."""
+    errors = map_of(budgeted(total=total))["errors"]
+
+    assert cells(errors)["decoder.up"] == [f"{words} bits are right"]
+
+
+def test_the_worst_is_the_last_code() -> None:
+    """A row that holds others shows the last of theirs."""
+    codes = [code["words"] for code in map_of(budgeted())["errors"]["codes"]]
+
+    assert codes[0] == "not in this budget"
+    assert codes[1].startswith("16 or more")
+    assert codes[-1].startswith("fewer than 2")
+
+
+def test_a_newer_budget_takes_the_place_of_one_of_the_same_formats() -> None:
+    """Whole: a module that it does not have is gone; others stay."""
+    errors = map_of(
+        budgeted(), budgeted("head", 1), budgeted(layers_in="nvfp4"), budgeted(step=90, total=0.5)
+    )["errors"]
+
+    assert errors["columns"] == ["nvfp4", "bfloat16"]
+    assert "head" not in errors["modules"]
+
+
+def test_columns_are_told_apart() -> None:
+    """By the dtype of autocast where it differs, and by the model where there are several."""
+    low = {"layers_in": "mxfp4"}
+    two = map_of(budgeted(**low), budgeted(autocast="float16", **low), budgeted())["errors"]
+    models = map_of(budgeted("gen.a", model="gen"), budgeted("disc.a", model="disc"))["errors"]
+
+    assert two["columns"] == ["mxfp4 bfloat16", "mxfp4 float16", "bfloat16"]
+    assert models["columns"] == ["gen bfloat16", "disc bfloat16"]
+    assert set(models["modules"]) >= {"gen.a", "disc.a"}
+    assert "Of step 80, gen in autocast to bfloat16: the loss is off" in models["sentence"]
+
+
+def test_a_budget_whose_first_module_was_lost_is_not_mixed_with_the_one_before() -> None:
+    """With one of another step or of the same, and with none."""
+    first, rest = [budgeted(), budgeted("head", 1)], [budgeted("up", 1), budgeted("top", 2)]
+    for records in (
+        rest,
+        [*first, *rest],
+        [*first, *(budgeted(r.module, r.place, step=90) for r in rest)],
+    ):
+        errors = map_of(*records)["errors"]
+        assert set(errors["details"]) == {"up", "top"}
+
+
+def test_only_so_many_budgets_and_modules_are_kept() -> None:
+    """Of budgets the newest, whatever a ring has."""
+    many = [budgeted(layers_in=f"format{i}") for i in range(MAX_BUDGETS + 3)]
+    most = [budgeted(f"m{i}", i, layers_in="most") for i in range(MAX_BUDGETED + 9)]
+    (rank,) = fleet_of(*many, *most).ranks()
+
+    assert [key[2] for key in rank.budgets][-2:] == [f"format{MAX_BUDGETS + 2}", "most"]
+    assert len(rank.budgets) == MAX_BUDGETS
+    assert len(rank.budgets["", "bfloat16", "most"]) == MAX_BUDGETED
+
+
+def test_of_many_modules_the_least_exact_ones_are_sent() -> None:
+    """In the order in which they return; what is not known is not worse than what is."""
+    rows = [
+        ErrorRow(f"m{i}", "", "forward", "float16", 1, total, None, None, None, None, None)
+        for i, total in enumerate([1e-3, None, *[2e-3] * MAX_BUDGETED])
+    ]
+    sent = records_of(ErrorBudget(step=4, formats=("float16",), modules=tuple(rows)))
+
+    assert [record.module for record in sent] == [f"m{i}" for i in range(2, MAX_BUDGETED + 2)]
+    assert [record.place for record in sent] == list(range(MAX_BUDGETED))
+    assert records_of(ErrorBudget(why_not="no forward")) == []
+
+
+RUN = identity().run
+
+
+def _values() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(3)
+    values = torch.randn(128, 32, generator=generator)
+    return values * torch.exp2(torch.randn(128, 32, generator=generator))
+
+
+def _measured(values: torch.Tensor, **changes: object) -> RangeRecord:
+    measured = operand_of(Operand.GRAD_OUTPUT, values)
+    return ranges(exponents=measured.histogram, blocks=measured.blocks, **changes)
+
+
+def _states(*records: RangeRecord) -> BlockStates:
+    return BlockStates(fleet_of(FACTS, *records))
+
+
+def test_the_words_are_of_values_that_are_really_cast() -> None:
+    """Of each block-scaled format, in the order of their bits."""
+    values = _values()
+    state = _states(_measured(values)).of(RUN, "0", None)
+    assert state is not None
+
+    found = {one["name"]: one["words"] for one in state["formats"]}
+    assert list(found) == [name for name, fmt in FORMATS.items() if fmt.block is not None]
+    for name, words in found.items():
+        cast = quantised(values.double().reshape(-1), name)
+        numbers = re.fullmatch(r"([\d.]+) dB, ([\d.]+) % to zero", words)
+        assert numbers is not None
+        assert float(numbers[1]) == pytest.approx(
+            sqnr_db(values.double().reshape(-1), cast), abs=1.5
+        )
+        assert float(numbers[2]) == pytest.approx(100 * float((cast == 0).double().mean()), abs=1.0)
+
+
+def test_formats_stand_under_what_shares_a_scale() -> None:
+    """MX apart from NVFP4."""
+    state = _states(_measured(_values())).of(RUN, "0", None)
+    assert state is not None
+
+    groups = {one["name"]: one["group"] for one in state["formats"]}
+    assert groups["mxfp4"] == groups["mxint8"] == "MX: a scale for 32 elements"
+    assert groups["nvfp4"] == "NVFP4: a scale for 16 elements"
+
+
+def test_samples_without_blocks_leave_those_that_were_measured() -> None:
+    """Blocks are measured in some of the samples only; each module has its own."""
+    small, large = _measured(_values(), module="head", step=3), _measured(_values(), step=3)
+    states = _states(small, large, ranges(step=9), ranges("head", step=9))
+
+    for module in (None, "head"):
+        state = states.of(RUN, "0", module)
+        assert state is not None
+        assert state["step"] == 3
+
+
+def test_nothing_is_said_of_what_was_not_measured() -> None:
+    """No blocks, nothing but zeros, no rank."""
+    assert _states(ranges()).of(RUN, "0", None) == {"formats": []}
+    zeros = _states(_measured(torch.zeros(4, 32))).of(RUN, "0", None)
+    assert zeros is not None
+    assert zeros["formats"] == []
+    assert _states(ranges()).of(RUN, "1", None) is None
+
+
+def test_the_blocks_that_are_kept_are_bounded() -> None:
+    """By as many modules as are measured at most."""
+    record = _measured(_values(), module="m")
+    many = [_renamed(record, f"m.{n}") for n in range(MAX_BLOCKED + 5)]
+    (view,) = fleet_of(FACTS, *many).ranks()
+
+    assert len(view.ranges.blocked) == MAX_BLOCKED
+    assert "m.0" not in view.ranges.blocked
+
+
+def _renamed(record: RangeRecord, module: str) -> RangeRecord:
+    return ranges(module, exponents=record.histogram, blocks=record.blocks)

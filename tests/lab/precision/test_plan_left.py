@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -18,13 +18,8 @@ from ampwatch.lab.precision.evidence import (
     PlannedProduct,
 )
 from ampwatch.lab.precision.plan_left import MARGIN_DB, MAX_BLOCK_CASTS, MAX_CASTS, PlanLeft
-from ampwatch.wire.records import Operand
+from ampwatch.wire.records import Finding, Operand
 from tests.numerics.block_oracle import operand_of, quantised, rounded, sqnr_db
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ampwatch.wire.records import Finding
 
 ROWS, WIDTH = 64, 64
 LIMIT, MAX_FLUSHED = 20.0, 0.1

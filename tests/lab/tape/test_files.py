@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -12,9 +12,6 @@ from ampwatch.errors import DiffError
 from ampwatch.lab.tape import RowKind, read_tape
 from ampwatch.lab.tape.files import find_tapes
 from tests.workshop.tapes import HEAD, row, step, write_tape
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.each_commit

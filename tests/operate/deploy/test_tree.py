@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -23,9 +24,6 @@ from tests.alerts.texts import rendered
 from tests.deploy.parts import ROOT, loaded
 from tests.report.links import dead_links
 from tests.services import require
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ASKED = DeployOptions(
     targets=("node-a:10917", "[2001:db8::1]:9000"),

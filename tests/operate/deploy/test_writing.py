@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ampwatch import __version__
 from ampwatch.errors import DeployError
 from ampwatch.operate.deploy.writing import RECORD, FileChange, Theirs, plan, write
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FILES = {"a.yml": "a\n", "deep/er/b.yml": "b\n", "c.yml": "c\n"}
 

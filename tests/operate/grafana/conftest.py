@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from tests.host.daemon.parts import ROOT
 from tests.operate.grafana.standin import TOKEN, Grafana, serving
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PROMETHEUS = ("--prometheus-url", "http://prometheus:9090")
 

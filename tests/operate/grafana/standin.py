@@ -7,19 +7,17 @@ differ in what is used here, and takes only requests that Grafana would take.
 from __future__ import annotations
 
 import json
+import ssl
 import sys
 import time
 import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 from tests.workshop.servers import Quiet, answering
-
-if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Callable, Iterator
 
 TOKEN = "glsa_a-secret-of-the-tests"
 

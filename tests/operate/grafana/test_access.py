@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import ssl
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.host.daemon.certificates import make_certificates
 from tests.integration.prometheus import free_port
-from tests.operate.grafana.conftest import PROMETHEUS
+from tests.operate.grafana.conftest import PROMETHEUS, Command
 from tests.operate.grafana.standin import TOKEN, Grafana, serving
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.operate.grafana.conftest import Command
 
 
 def test_an_expired_token_is_reported(ampwatch: Command) -> None:

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ampwatch import __version__
-from tests.operate.grafana.conftest import PROMETHEUS, small, write
-from tests.operate.grafana.standin import TOKEN
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.operate.grafana.conftest import Command
-    from tests.operate.grafana.standin import Grafana
+from tests.operate.grafana.conftest import PROMETHEUS, Command, small, write
+from tests.operate.grafana.standin import TOKEN, Grafana
 
 MIMIR = {"uid": "P8E8", "name": "Mimir", "type": "prometheus"}
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import ampwatch
+from ampwatch import Finding
+from tests.played.machine import Machine
 from tests.played.trainings import DEVICE
-
-if TYPE_CHECKING:
-    from ampwatch import Finding
-    from tests.played.machine import Machine
 
 pytestmark = pytest.mark.nightly
 

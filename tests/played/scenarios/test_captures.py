@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import ampwatch
-from tests.played.machine import Graph
+from tests.played.machine import Graph, Machine
 from tests.played.trainings import DEVICE, Training
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.played.machine import Machine
 
 # What PyTorch says of warm-ups on a side stream, with and without ampwatch.
 pytestmark = pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -14,13 +15,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import ampwatch
-from tests.played.machine import machine
+from tests.played.machine import Machine, machine
 from tests.played.trainings import DEVICE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.played.machine import Machine
 
 # What PyTorch says of work on side streams, with and without ampwatch.
 pytestmark = pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match")

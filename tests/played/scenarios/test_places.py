@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import ampwatch
+from ampwatch.diagnosis.evidence.iteration import Iteration
 from ampwatch.diagnosis.records.range_records import RangeRecorder
 from ampwatch.training.sensors.origins.sensor import OriginSensor
 from ampwatch.wire.records import Topic
 from tests.played.kernel import PlayedKernel
-from tests.played.machine import is_ours
+from tests.played.machine import Machine, is_ours
 from tests.played.trainings import BREAKS, DEVICE, Training
-
-if TYPE_CHECKING:
-    from ampwatch.diagnosis.evidence.iteration import Iteration
-    from tests.played.machine import Machine
 
 pytestmark = pytest.mark.nightly
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -21,12 +22,8 @@ from ampwatch.training.transfer.measuring import Measuring
 from ampwatch.training.transfer.readback import Readback
 from ampwatch.training.transfer.slabs import Slab
 from tests.played import module
+from tests.played.machine import Machine
 from tests.played.scenarios import test_captures, test_places, test_steps
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.played.machine import Machine
 
 
 def _capture(of: Any, level: str, *, scaled: bool, has_stepped: bool) -> Callable[..., None]:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 import ampwatch
 from ampwatch.training import session
-from tests.played.machine import PlayedError
+from tests.played.machine import Machine, PlayedError
 from tests.played.trainings import BREAKS, Training, at_night
-
-if TYPE_CHECKING:
-    from tests.played.machine import Machine
 
 LEVELS = ("light", "standard", "deep")
 FLAVOURS = ["fused", *at_night("foreach", "for-loop")]

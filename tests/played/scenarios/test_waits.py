@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,13 +11,9 @@ from torch import nn
 
 import ampwatch
 from ampwatch.diagnosis.performance.syncs import WINDOW
+from ampwatch.wire.records import Finding
+from tests.played.machine import Machine
 from tests.played.trainings import DEVICE, Training, at_night
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ampwatch.wire.records import Finding
-    from tests.played.machine import Machine
 
 STEPS = WINDOW + 4
 

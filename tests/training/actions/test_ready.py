@@ -8,9 +8,10 @@ import math
 import os
 import re
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -23,9 +24,6 @@ from ampwatch.wire.records import Finding, Measure, Severity, Tried
 from tests.trainings import Net, Run, adamw, scaler
 from tests.workshop.records import identity
 from tests.workshop.servers import Quiet, answering
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 COLLAPSING = tuple(range(8, 20))
 """Iterations in which the loss is infinite: after five of them the scale is collapsing."""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 import tools.native
 from ampwatch.training.kernels import native
+from ampwatch.training.kernels.base import Kernel
 from ampwatch.training.kernels.eager import EagerKernel
-
-if TYPE_CHECKING:
-    from ampwatch.training.kernels.base import Kernel
 
 
 @pytest.fixture(scope="session")

@@ -6,18 +6,14 @@ import ctypes
 import math
 import struct
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from ampwatch.numerics.encodings import DTYPES
 from ampwatch.numerics.exponents import MAX_EXPONENT, MIN_EXPONENT, ExponentHistogram
+from ampwatch.training.kernels.base import Kernel
 from ampwatch.training.kernels.rows import ROW_BYTES, ROW_WORDS, decode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from ampwatch.training.kernels.base import Kernel
 
 TORCH_DTYPES = {name: getattr(torch, name) for name in DTYPES}
 FLOAT8 = [name for name in DTYPES if name.startswith("float8")]

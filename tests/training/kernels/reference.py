@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 
-from ampwatch.numerics.encodings import ENCODINGS
+from ampwatch.numerics.encodings import ENCODINGS, Encoding
 from ampwatch.numerics.exponents import MAX_EXPONENT, MIN_EXPONENT, ExponentHistogram
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ampwatch.numerics.encodings import Encoding
 
 _INTEGERS = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -17,12 +18,8 @@ from ampwatch.training.kernels.admission import (
     is_wrapped,
     local_part,
 )
+from ampwatch.training.kernels.base import Kernel
 from tests.training.kernels import oracle, reference
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ampwatch.training.kernels.base import Kernel
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,52 @@
-"""The contract of every kernel, checked for those that read host memory."""
+"""The contract of every kernel for host memory, its rows and norms, and what the one of PyTorch's own ops leaves alone."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+import struct
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampwatch.numerics.encodings import DTYPES
 from ampwatch.numerics.exponents import ExponentHistogram
-from ampwatch.training.kernels.base import BLOCK
+from ampwatch.training.kernels import eager, rows
+from ampwatch.training.kernels.base import BLOCK, Kernel
+from ampwatch.training.kernels.norms import norms_of
 from ampwatch.training.kernels.rows import ROW_BYTES, ROW_WORDS
 from tests.training.kernels import oracle, reference
-from tests.training.kernels.patterns import PATTERNS_32, PATTERNS_64, small_dtypes
+from tests.training.kernels.oracle import FLOAT8, all_patterns, exponent, values
 
-if TYPE_CHECKING:
-    from ampwatch.training.kernels.base import Kernel
+SMALL = ("float16", "bfloat16", *FLOAT8)
+small_dtypes = pytest.mark.parametrize("dtype", SMALL)
+
+_NUMBERS = (0.0, 1.0, 2.0**-25, 65504.0, 65519.99, 65520.0, 2.0**-126, 2.0**-149, float("inf"))
+_BOUNDARIES_32 = [struct.unpack("I", struct.pack("f", x))[0] for x in _NUMBERS]
+_BOUNDARIES_64 = [struct.unpack("Q", struct.pack("d", x))[0] for x in _NUMBERS]
+
+
+def _around(boundaries: list[int], sign: int) -> st.SearchStrategy[int]:
+    near = [b + d for b in boundaries for d in (-1, 0, 1) if b + d >= 0]
+    return st.sampled_from([*near, *(b | sign for b in near)])
+
+
+# Powers of two, exactly: the bins end there, the upper end included.
+PATTERNS_32 = st.one_of(
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**23),
+    st.integers(0, 511).map(lambda n: n << 23),
+    _around(_BOUNDARIES_32, 1 << 31),
+)
+PATTERNS_64 = st.one_of(
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 4095).map(lambda n: n << 52),
+    _around(_BOUNDARIES_64, 1 << 63),
+)
+
 
 # The kernel keeps nothing from one example to the next.
 patterns = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -228,3 +256,140 @@ def test_norms_say_what_is_not_finite_and_nothing_of_codes(kernel: Kernel) -> No
     assert norms[0] == math.inf
     assert norms[1:3].isnan().all()
     assert norms[3] == 2.0
+
+
+@pytest.mark.parametrize("order", [2.0, math.inf])
+def test_norms_are_those_of_float64_whatever_the_dtype(order: float) -> None:
+    """Also of float16, where neither the squares nor the norm itself fit into the dtype."""
+    tensors = [
+        torch.full((3, 5), 6e4, dtype=torch.float16),
+        torch.randn(7).bfloat16(),
+        torch.randn(2, 2, dtype=torch.float64),
+        torch.randn(4, requires_grad=True),
+    ]
+    alone = [norms_of([tensor], order).item() for tensor in tensors]
+    assert norms_of(tensors, order).tolist() == alone
+    for some in (tensors, tensors[:1], tensors[2:3]):
+        found = norms_of(some, order)
+
+        assert found.dtype is torch.float32
+        assert not found.requires_grad
+        assert found.tolist() == pytest.approx(
+            [torch.linalg.vector_norm(t.detach().double(), order).item() for t in some], rel=1e-6
+        )
+
+
+@small_dtypes
+def test_every_pattern_is_counted_as_in_plain_python(dtype: str) -> None:
+    """All 256 or 65536 of them."""
+    tensor = oracle.all_patterns(dtype)
+
+    assert dtype in SMALL
+    assert reference.histogram(tensor) == oracle.histogram(oracle.values(tensor))
+
+
+def test_any_shape_and_layout_will_do() -> None:
+    """A transposed, a strided and an expanded view, a scalar and nothing."""
+    matrix = torch.randn(6, 4)
+
+    for view in (matrix.t(), matrix[:, ::2], matrix[:1].expand(5, 4), matrix[0, 0], matrix[:0]):
+        assert reference.histogram(view) == oracle.histogram(oracle.values(view))
+
+
+ONE, THREE = 0x3F800000, 0x40400000  # keys of float32
+
+
+def _row(
+    bins: dict[int, int], tail: tuple[int, int, int, int], amax_key: int, amin_key: int
+) -> bytes:
+    counts = [bins.get(e, 0) for e in range(-191, 193)]
+    return struct.pack("=384I4Iqq", *counts, *tail, amax_key, amin_key)
+
+
+def test_the_largest_magnitude_may_lie_above_the_bins() -> None:
+    """In a row of a subsample the bins end where the counts end."""
+    row = _row({0: 4}, (0, 0, 0, 0), THREE, ONE)
+
+    histogram = rows.decode(row, "float32", 10)
+
+    assert (histogram.first, histogram.counts, histogram.amax) == (0, (4,), 3.0)
+
+
+def test_a_subsample_may_hold_zeros_only() -> None:
+    """Then there are no bins, and no smallest magnitude."""
+    row = _row({}, (9, 0, 0, 0), THREE, rows.NO_AMIN)
+
+    assert rows.decode(row, "float32", 10) == ExponentHistogram(0, (), 9, amax=3.0, numel=10)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", *FLOAT8])
+def test_every_pattern_is_counted_in_the_word_of_what_it_is(dtype: str) -> None:
+    """Each pattern of 8 and 16 bits is counted as PyTorch reads it."""
+
+    def word(value: float) -> int:
+        if math.isnan(value):
+            return rows.NANS
+        if math.isinf(value):
+            return rows.POSITIVE_INFS if value > 0 else rows.NEGATIVE_INFS
+        return exponent(abs(value)) + 191 if value else rows.ZEROS
+
+    expected = [word(value) for value in values(all_patterns(dtype))]
+
+    assert [rows.word(dtype, pattern) for pattern in range(len(expected))] == expected
+
+
+class Watcher(TorchDispatchMode):
+    """Notes reads of the host, and the largest tensor that an op returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+        self.largest = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.reads += func.name() in {"aten::_local_scalar_dense", "aten::item", "aten::nonzero"}
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.largest = max(self.largest, result.untyped_storage().nbytes())
+        return result
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("odd", [0.0, float("inf")])
+def test_nothing_is_read_by_an_op_that_would_wait_for_a_device(dtype: str, odd: float) -> None:
+    """Host memory is read where it lies, also when a chunk is done again."""
+    tensor = torch.full((1000,), odd).to(oracle.TORCH_DTYPES[dtype])
+    rows = torch.empty((1, ROW_WORDS), dtype=torch.int32)
+    kernel = eager.EagerKernel()
+
+    with Watcher() as watcher:
+        kernel.measure([tensor], rows)
+
+    assert watcher.reads == 0
+    assert watcher.largest > 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_memory_does_not_grow_with_the_tensor(dtype: str) -> None:
+    """Scratch memory is that of a chunk, whatever the number of elements."""
+    tensor = torch.zeros(3 * eager.CHUNK + 1, dtype=oracle.TORCH_DTYPES[dtype])
+    rows = torch.empty((1, ROW_WORDS), dtype=torch.int32)
+    kernel = eager.EagerKernel()
+    kernel.measure([tensor[:1].clone()], rows)
+    own_bytes = tensor.untyped_storage().nbytes()
+
+    with Watcher() as watcher:
+        kernel.measure([tensor], rows)
+
+    assert watcher.largest == max(own_bytes, 4 * eager.CHUNK)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "float8_e5m2"])
+def test_chunks_are_put_together(dtype: str) -> None:
+    """Odd elements in one chunk, ordinary ones in the others."""
+    tensor = torch.randn(2 * eager.CHUNK + 100).to(oracle.TORCH_DTYPES[dtype])
+    tensor.view(-1)[eager.CHUNK + 5] = float("inf")
+
+    assert oracle.measured(eager.EagerKernel(), [tensor]) == [reference.histogram(tensor)]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
 import torch
+from torch import Tensor
 
 from ampwatch.numerics.blocks import (
     BLOCK_SIZES,
@@ -19,6 +20,7 @@ from ampwatch.numerics.blocks import (
     part_of,
     stretch_of,
 )
+from ampwatch.training.kernels.base import Kernel
 from ampwatch.training.kernels.rows import (
     BLOCK_DTYPES,
     BLOCK_ROW_BYTES,
@@ -28,13 +30,6 @@ from ampwatch.training.kernels.rows import (
 )
 from tests.numerics.block_oracle import counted
 from tests.training.kernels.reference import histogram
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from ampwatch.training.kernels.base import Kernel
 
 LENGTHS = (1, 31, 32, 63, PART, 1000, 4095, 4096, 9000, 33_333, 70_001, 150_001)
 dtypes = pytest.mark.parametrize("dtype", BLOCK_DTYPES)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from ampwatch.training.kernels.dtypes import MEASURED
 from ampwatch.training.kernels.rows import ROW_WORDS, decode
@@ -22,11 +24,6 @@ from ampwatch.training.transfer.slabs import Slab
 from tests.training.kernels.reference import histogram
 from tests.workshop.absent_gpus import TARGETS, AbsentDriver, compiled_for
 from tests.workshop.alone import python
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
 
 CPU = torch.device("cpu")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,10 +16,6 @@ from ampwatch.settings import Settings
 from ampwatch.training.model import machine
 from ampwatch.training.model.facts import run_facts
 from ampwatch.training.model.machine import allows_tf32, gpu_facts, machine_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 cpu_dtypes = machine.cpu_dtypes  # the real one, whatever a fixture puts in its place
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from itertools import count
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -15,11 +17,6 @@ from torch.utils.checkpoint import checkpoint
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.model import module_stack
 from tests.training.sensors.counting import Counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
-
 
 FORWARD, BACKWARD = Phase.FORWARD, Phase.BACKWARD
 

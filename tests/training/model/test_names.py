@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,10 +21,6 @@ from ampwatch.wire.records import CensusRecord, RangeRecord
 from ampwatch.wire.ring import RingReader
 from tests.promises.conftest import serving
 from tests.trainings import Net, adamw, scaler
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 __all__ = ["serving"]
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
 from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.ops.call import OpCall
 from ampwatch.training.ops.events import Op, OpsBegan, OpsEnded, OpSensor
+from ampwatch.training.ops.info import OpInfo
 from tests.training.sensors.counting import Counted, Log
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ampwatch.training.ops.call import OpCall
-    from ampwatch.training.ops.info import OpInfo
 
 
 class Ear(Sensor):

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
+from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.ops.events import Op, OpPlace
 from ampwatch.training.private import SEES_COMPILED
 from ampwatch.training.sensors.ops import census
 from tests.training.sensors.counting import Counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ampwatch.numerics.units.ops import Phase
-    from ampwatch.training.ops.events import Op, OpPlace
 
 pytestmark = [
     pytest.mark.skipif(not SEES_COMPILED, reason="before PyTorch 2.10 nothing is seen"),

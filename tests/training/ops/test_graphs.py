@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +18,6 @@ from ampwatch.training.ops.graphs import (
     generated_line,
     nodes_of,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GENERATED = """
 def call(args):

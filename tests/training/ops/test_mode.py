@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import TorchDispatchMode
+from typing_extensions import Self
 
 from ampwatch.training.ops.mode import OpMode
 from tests.workshop.alone import python
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from typing_extensions import Self
 
 
 class Noted(OpMode):

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from typing_extensions import Self
 
+from ampwatch.diagnosis.evidence.ops import OpCensus, OpKey, OpTally
+from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.sensors.ops.census import OpCensusSensor
 from tests.training.bench import Bench
-
-if TYPE_CHECKING:
-    from torch import nn
-    from typing_extensions import Self
-
-    from ampwatch.diagnosis.evidence.ops import OpCensus, OpKey, OpTally
-    from ampwatch.training.hooks.sensor import Sensor
 
 
 class Counted:

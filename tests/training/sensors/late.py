@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampwatch.training.devices import Link
-
-if TYPE_CHECKING:
-    import pytest
 
 BEHIND = 3
 """How often the host asks in vain before something arrives."""

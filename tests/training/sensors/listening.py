@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from typing_extensions import Self
 
 from ampwatch.diagnosis.evidence.rounding import SumSeen
 from ampwatch.numerics.units.ops import Phase
+from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.iteration.context import Context
 from ampwatch.training.ops.call import OpCall
 from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded
 from ampwatch.training.ops.info import op_info
 from ampwatch.training.ops.mode import OpMode
 from tests.training.bench import Bench
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import nn
-    from typing_extensions import Self
-
-    from ampwatch.training.hooks.sensor import Sensor
-    from ampwatch.training.iteration.context import Context
 
 OUTSIDE = OpPlace(Phase.FORWARD, "", is_inside=False)
 STEPPED = OpPlace(Phase.OPTIMIZER, "", is_inside=False)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+import torch
+
+from ampwatch.training.transfer.measuring import How, Item
+from ampwatch.wire.records import Topic
 from tests.training.bench import Bench
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import torch
-
-    from ampwatch.training.transfer.measuring import How, Item
-    from ampwatch.wire.records import Topic
 
 
 class Note(NamedTuple):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from ampwatch.numerics.units.ops import Phase
+from ampwatch.training.iteration.context import Context
 from ampwatch.training.sensors.rounding.averages import Averages
 from ampwatch.training.sensors.rounding.fp8_casts import Fp8Casts
 from ampwatch.training.sensors.rounding.lossy_casts import LossyCasts
@@ -16,11 +18,6 @@ from ampwatch.training.sensors.rounding.sums import Sums
 from ampwatch.training.transfer.deferred import Deferred
 from tests.training.sensors.late import FakeDevice
 from tests.training.sensors.listening import STEPPED, Listening, inside
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ampwatch.training.iteration.context import Context
 
 
 def _casts(_model: nn.Module) -> None:

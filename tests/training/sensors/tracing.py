@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from typing_extensions import Self
 
-from ampwatch.diagnosis.evidence.origins import OpTrace
+from ampwatch.diagnosis.evidence.origins import OpTrace, Origin, OriginKind
 from ampwatch.training.sensors.origins.sensor import OriginSensor
 from tests.training.sensors.counting import Counted
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-    from typing_extensions import Self
-
-    from ampwatch.diagnosis.evidence.origins import Origin, OriginKind
 
 LOOKED_AT = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

@@ -1,12 +1,15 @@
-"""The file: what goes in comes out, and nothing else is taken for it."""
+"""The file: what goes in comes out, and nothing else is taken for it; the user's exception in words."""
 
 from __future__ import annotations
 
+import gc
 import json
 import math
+import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -14,12 +17,10 @@ from msgspec import structs
 from ampwatch.errors import ReportError
 from ampwatch.wire.blackbox.box import joined
 from ampwatch.wire.blackbox.document import from_json, to_json
+from ampwatch.wire.blackbox.exception import MAX_CHARACTERS, MAX_WORDS, traceback_of, words_of
 from ampwatch.wire.records import NO_PHASES, RunState
 from tests.workshop.boxes import box
 from tests.workshop.records import alarm, device_phases, failure, histogram, step
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 OLD = Path(__file__).with_name("version-1.json")
 
@@ -181,3 +182,67 @@ def test_two_boxes_of_a_rank_say_together_what_each_knows() -> None:
     assert [f.count for f in both.findings] == [77, 4]
     assert (both.state, both.reason) == (RunState.FAILED, "killed")
     assert {f.sensor: f.errors for f in both.failures} == {"scale": 2, "ops": 1}
+
+
+class Mute(Exception):  # noqa: N818 - it says nothing
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+class Batch:
+    """Something large that a frame holds."""
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error  # noqa: TRY301 - it is only to be caught
+    except BaseException as caught:  # noqa: BLE001 - that is the purpose
+        return caught
+
+
+def test_the_line_that_raised_is_in_it() -> None:
+    """The text is as Python would print it."""
+    text = traceback_of(raised(ValueError("no")))
+
+    assert text.startswith("Traceback (most recent call last):\n")
+    assert "raise error" in text
+    assert text.endswith("ValueError: no\n")
+
+
+def test_an_ordinary_end_has_none() -> None:
+    """Neither has one that somebody asked for."""
+    assert [traceback_of(e) for e in (None, SystemExit(1), KeyboardInterrupt())] == ["", "", ""]
+
+
+def test_an_exception_that_cannot_say_its_text_is_named() -> None:
+    """Nothing is raised in the place of the user's own."""
+    assert words_of(Mute()) == "Mute: (its text could not be had: ZeroDivisionError)"
+    assert "Mute" in traceback_of(raised(Mute()))
+
+
+def test_a_long_one_is_cut_at_its_beginning() -> None:
+    """The end of a long text is kept: it says what happened."""
+    text = traceback_of(raised(ValueError("x" * 100_000 + "the end")))
+
+    assert len(text) < MAX_CHARACTERS + 10
+    assert text.endswith("the end\n")
+    assert len(words_of(ValueError("x" * 100_000))) < MAX_WORDS + 10
+
+
+def test_nothing_of_the_frames_is_kept() -> None:
+    """They may hold gigabytes."""
+
+    def train() -> None:
+        batch = Batch()
+        kept.append(weakref.ref(batch))
+        raise ValueError
+
+    kept: list[weakref.ref[Batch]] = []
+    try:
+        train()
+    except ValueError as error:
+        text = traceback_of(error)
+    gc.collect()
+
+    assert "in train" in text
+    assert kept[0]() is None

@@ -5,23 +5,18 @@ from __future__ import annotations
 import os
 import resource
 import stat
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
 
 from ampwatch.errors import ReportError
-from ampwatch.wire.blackbox import files
+from ampwatch.wire.blackbox import Box, files
 from tests.workshop.boxes import box
 from tests.workshop.clocks import SECOND, START
 from tests.workshop.records import IDENTITY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ampwatch.wire.blackbox import Box
 
 
 def box_of(**changes: object) -> Box:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from msgspec.structs import asdict
@@ -19,9 +19,6 @@ from ampwatch.wire.rendezvous.lock import (
     reachable,
     read_info,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 INFO = DaemonInfo(
     pid=7,

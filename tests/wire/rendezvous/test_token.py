@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ampwatch.errors import DaemonError
 from ampwatch.wire.rendezvous.token import TOKEN_FILE, ensure_token, read_token
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_token_is_made_once_and_kept(tmp_path: Path) -> None:

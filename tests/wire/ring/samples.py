@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ampwatch
 from ampwatch.numerics.blocks import BlockHistogram, BlockLevel
@@ -24,6 +25,7 @@ from ampwatch.wire.records import (
     OptimizerRecord,
     OpTotal,
     RangeRecord,
+    Record,
     RunState,
     SamplingRecord,
     SkipClass,
@@ -34,11 +36,6 @@ from ampwatch.wire.records import (
 from ampwatch.wire.ring import layout
 from ampwatch.wire.ring.encoding import encode, encode_identity
 from tests.workshop import records as workshop
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from ampwatch.wire.records import Record
 
 IDENTITY = workshop.identity(
     run="resnet",

@@ -6,17 +6,15 @@ import json
 from pathlib import Path
 from threading import get_ident
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from ampwatch.wire.records import StepRecord
 from ampwatch.wire.ring import RingReader, RingWriter, memory
 from tests.host.daemon.parts import eventually
+from tests.wire.ring.conftest import MakeWriter, OpenReader
 from tests.wire.ring.samples import END, IDENTITY, heard, program, step
-
-if TYPE_CHECKING:
-    from tests.wire.ring.conftest import MakeWriter, OpenReader
 
 BEGIN = """
 import errno, json, logging, resource

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -13,14 +12,12 @@ from hypothesis import strategies as st
 
 from ampwatch.errors import RingError
 from ampwatch.wire.ring import RingReader, layout
+from tests.wire.ring.conftest import MakeWriter, OpenReader
 from tests.wire.ring.samples import (
     ring_bytes,
     slot_bytes,
     step,
 )
-
-if TYPE_CHECKING:
-    from tests.wire.ring.conftest import MakeWriter, OpenReader
 
 
 @pytest.fixture(scope="module")

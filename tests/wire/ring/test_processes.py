@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from ampwatch.wire.records import FindingRecord, OptimizerRecord, Record, StepRecord
+from tests.wire.ring.conftest import MakeWriter, OpenReader
 from tests.wire.ring.samples import (
     FACTS,
     finding,
@@ -19,9 +19,6 @@ from tests.wire.ring.samples import (
     slots_of,
     step,
 )
-
-if TYPE_CHECKING:
-    from tests.wire.ring.conftest import MakeWriter, OpenReader
 
 ENDLESS = """
 writer = create(slots=1024)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from msgspec import msgpack
 from msgspec.structs import replace
 
-from ampwatch.wire.records import FactsRecord, FindingRecord
+from ampwatch.wire.records import EndRecord, FactsRecord, FindingRecord, Record
 from ampwatch.wire.ring import RingReader, RingWriter
 from ampwatch.wire.ring.layout import RecordKind
+from tests.wire.ring.conftest import MakeWriter, OpenReader
 from tests.wire.ring.samples import (
     END,
     FACTS,
@@ -26,12 +27,6 @@ from tests.wire.ring.samples import (
     slot_bytes,
     step,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ampwatch.wire.records import EndRecord, Record
-    from tests.wire.ring.conftest import MakeWriter, OpenReader
 
 
 def test_records_come_once_and_in_order(make_writer: MakeWriter, open_reader: OpenReader) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +19,7 @@ from ampwatch.wire.records import (
 )
 from ampwatch.wire.ring.layout import RecordKind
 from ampwatch.wire.ring.repeats import Message, Repeats
+from tests.wire.ring.conftest import MakeWriter, OpenReader
 from tests.wire.ring.samples import (
     FACTS,
     FAILURE,
@@ -34,9 +33,6 @@ from tests.wire.ring.samples import (
     step,
     window,
 )
-
-if TYPE_CHECKING:
-    from tests.wire.ring.conftest import MakeWriter, OpenReader
 
 
 def test_a_late_reader_finds_the_newest_of_everything_that_lasts(

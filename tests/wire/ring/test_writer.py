@@ -9,7 +9,7 @@ import stat
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from ampwatch.errors import RingError
 from ampwatch.wire.records import EndRecord, FactsRecord, Record, RunState
 from ampwatch.wire.ring import RingReader, RingWriter
+from tests.wire.ring.conftest import MakeWriter, OpenReader
 from tests.wire.ring.samples import (
     END,
     FACTS,
@@ -27,9 +28,6 @@ from tests.wire.ring.samples import (
     optimizer,
     step,
 )
-
-if TYPE_CHECKING:
-    from tests.wire.ring.conftest import MakeWriter, OpenReader
 
 
 def test_the_file_is_private_whatever_the_umask(directory: Path) -> None:

@@ -1,20 +1,20 @@
-"""Casts of weights that are used after the weights have changed, seen op by op."""
+"""Casts of weights that are used after the weights have changed, and dtypes that autocast regions ask for."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from typing_extensions import Self
 
 import ampwatch
 from ampwatch.training.sensors.autocast.aged_casts import AgedCasts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ampwatch.wire.records import Finding
+from ampwatch.training.sensors.facts import AutocastSensor
+from ampwatch.wire.records import Finding
+from tests.training.bench import Bench, Heard
 
 X = torch.ones(2, 8)
 
@@ -180,3 +180,82 @@ def test_what_is_not_from_before_the_change_is_not_stale(
 ) -> None:
     """Cleared, never kept, forgotten with the region, the user's own copies, a graph of its own."""
     assert findings_of(program) == []
+
+
+def stale(*, model: nn.Module, steps: int = 3, **how: Any) -> list[Finding]:
+    """Take some steps in one region; return what is said of it."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    dtype = how.pop("dtype", torch.bfloat16)
+    with (
+        ampwatch.monitor(model, level="light", serve=False) as watch,
+        torch.autocast("cpu", dtype=dtype, **how),
+    ):
+        for _ in range(steps):
+            optimizer.zero_grad()
+            x = torch.ones(4, 8, dtype=next(model.parameters()).dtype)
+            model(x).float().square().mean().backward()
+            optimizer.step()
+    return [f for f in watch.findings if f.kind == "stale_autocast_cache"]
+
+
+def test_it_is_counted_as_long_as_it_lasts() -> None:
+    """Each backward through such casts counts; the first cannot be one."""
+    (finding,) = stale(model=nn.Linear(8, 2), steps=9)
+    assert finding.count == 8
+
+
+@pytest.mark.rotating
+@pytest.mark.parametrize(
+    ("model", "how"),
+    [
+        (nn.Linear(8, 2), {"cache_enabled": False}),
+        (nn.Linear(8, 2), {"enabled": False}),
+        (nn.Linear(8, 2, dtype=torch.bfloat16), {}),
+        (nn.LayerNorm(8), {}),
+    ],
+    ids=["no cache", "disabled", "half already", "never cast"],
+)
+def test_where_nothing_is_kept_nothing_is_stale(model: nn.Module, how: dict[str, Any]) -> None:
+    """The proof is in the graph, not in the region."""
+    assert stale(model=model, **how) == []
+
+
+class Watched:
+    """A sensor that is on, and what was known each time that it has said that facts changed."""
+
+    def __init__(self) -> None:
+        self.bench = Bench()
+        self.changes: list[list[str]] = []
+        heard = Heard()
+        heard.facts_changed = lambda _: self.changes.append(
+            list(self.bench.context.autocast_dtypes)
+        )
+        self.bench.install(AutocastSensor(self.bench.context), heard)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bench.remove()
+
+
+def _region(dtype: torch.dtype, *, enabled: bool = True) -> None:
+    with torch.autocast("cpu", dtype=dtype, enabled=enabled):
+        pass
+
+
+def test_each_dtype_is_reported_once_when_it_is_first_asked_for() -> None:
+    """A region per step is not news; another dtype is."""
+    with Watched() as watched:
+        for dtype in (torch.float16, torch.float16, torch.bfloat16, torch.float16):
+            _region(dtype)
+
+    assert watched.changes == [["float16"], ["float16", "bfloat16"]]
+
+
+def test_a_disabled_region_asks_for_nothing() -> None:
+    """``enabled=False`` is how people protect an op."""
+    with Watched() as watched:
+        _region(torch.float16, enabled=False)
+
+    assert watched.changes == []

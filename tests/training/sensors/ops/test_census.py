@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +17,6 @@ from ampwatch.numerics.units.ops import OpKind, Phase
 from ampwatch.training.sensors.ops import census as census_module
 from tests.training.sensors.counting import Counted
 from tests.trainings import Net
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 FORWARD, BACKWARD, OPTIMIZER, EVAL = Phase
 

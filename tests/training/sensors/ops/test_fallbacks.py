@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +17,6 @@ from torch.utils.checkpoint import checkpoint
 import ampwatch
 from ampwatch.numerics.units.ops import Fallback, Phase
 from tests.training.sensors.counting import Counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def region(device_type: str = "cpu", **options: Any) -> torch.autocast:

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
+from typing_extensions import Self
 
 from ampwatch.diagnosis.evidence.iteration import Attention
+from ampwatch.diagnosis.evidence.origins import BadInput
 from ampwatch.training.hooks.events import IterationPlanned
 from ampwatch.training.sensors.ops.inputs import InputSensor
 from tests.training.bench import Bench
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from typing_extensions import Self
-
-    from ampwatch.diagnosis.evidence.origins import BadInput
 
 
 class Watching:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import ampwatch
+from ampwatch.diagnosis.evidence.ops import OpCensus
 from ampwatch.diagnosis.pipeline import Diagnosis
 from ampwatch.wire.records import CensusSource
 from tests.training.sensors.counting import Counted
 from tests.trainings import build
 from tests.workshop.played_time import play_time
-
-if TYPE_CHECKING:
-    from ampwatch.diagnosis.evidence.ops import OpCensus
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of:UserWarning")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -11,9 +10,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 import ampwatch
-
-if TYPE_CHECKING:
-    from ampwatch import Monitor
+from ampwatch import Monitor
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import ampwatch
-
-if TYPE_CHECKING:
-    from ampwatch.wire.records import Finding
+from ampwatch.wire.records import Finding
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +10,7 @@ from torch import nn
 
 from ampwatch.training.sensors.ranges.gradients import DirectGradientSensor, ScaledGradientSensor
 from ampwatch.wire.records import Topic
-from tests.training.sensors.notes import Parts
-
-if TYPE_CHECKING:
-    from tests.training.sensors.notes import Note
+from tests.training.sensors.notes import Note, Parts
 
 SCALE = 1024.0
 

@@ -66,15 +66,13 @@ def test_updates_are_also_compared_over_many_steps() -> None:
 
 
 def test_a_weight_of_zero_has_a_ratio_too() -> None:
-    """Finite, and zero only if it did not change."""
+    """Finite, and large."""
     watched = Bench(torch.zeros(2))
     watched.step(1e-3)
-    watched.step(0.0)
 
-    moved, rested = watched.ratios()
+    (moved,) = watched.ratios()
     assert moved.isfinite().all()
     assert moved.min() > 1.0
-    assert rested.tolist() != [0.0, 0.0] or rested.sum() == 0
 
 
 @pytest.mark.parametrize("rate", [0, 0.0])

@@ -44,10 +44,15 @@ def around(steps: Sequence[StepRecord], finding: Finding) -> list[StepRecord]:
     return near or list(steps[-AFTER:])
 
 
-def course(steps: Sequence[StepRecord], finding: Finding, width: int) -> Markup | None:
-    """Return loss scale, skipped steps and loss around the beginning of a finding.
+def course(steps: Sequence[StepRecord], width: int, since: int = -1) -> Markup | None:
+    """Return loss scale, skipped steps and loss over some steps, and where a finding was seen first.
 
     ``None`` without two steps, or if there is neither a scale nor a loss.
+
+    Args:
+        steps: The steps, in order.
+        width: Unit: px.
+        since: The first step of that finding; -1 without one.
     """
     scaled = [s for s in steps if 0.0 < s.loss_scale < math.inf]
     losses = [s for s in steps if s.num_losses > 0]
@@ -64,12 +69,12 @@ def course(steps: Sequence[StepRecord], finding: Finding, width: int) -> Markup 
         parts += _loss_panel(losses, across, top, width)
         top += LOSS_HEIGHT + GAP
     bottom = top - GAP + 4
-    if first <= finding.first_step <= last:
-        x = across(finding.first_step)
+    if first <= since <= last:
+        x = across(since)
         side = "end" if x > width / 2 else "start"
         parts += [
             element("line", class_="since", x1=x, x2=x, y1=16.0, y2=float(bottom)),
-            text(f"first seen: step {finding.first_step}", x, 11, anchor=side, kind="since-name"),
+            text(f"first seen: step {since}", x, 11, anchor=side, kind="since-name"),
         ]
     parts += [text(str(s), across(s), bottom + 15) for s in ticks(first, last, 4)]
     parts.append(text("step", width - RIGHT, bottom + 31, anchor="end", kind="axis"))

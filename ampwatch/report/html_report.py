@@ -126,7 +126,7 @@ def _course(finding: Finding, box: Box) -> Markup | None:
     if finding.severity is Severity.INFO:
         return None
     near = course_picture.around(box.steps, finding)
-    drawn = [course_picture.course(near, finding, width) for width in (WIDE, NARROW)]
+    drawn = [course_picture.course(near, width, finding.first_step) for width in (WIDE, NARROW)]
     if drawn[0] is None:
         return None
     classes = sorted({s.skip_class for s in near if s.skip_class is not SkipClass.NONE})

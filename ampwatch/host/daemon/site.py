@@ -13,7 +13,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from ampwatch import __version__, laboratory
+from ampwatch import __version__
 from ampwatch.errors import did_you_mean
 from ampwatch.host.daemon.assets import find_assets, find_pages
 from ampwatch.host.daemon.ended import DAYS, EndedRuns
@@ -180,7 +180,6 @@ class Site:
         self._rank_lists = RankLists(fleet, step_aside=self._feed.step_aside)
         self._maps = Maps(fleet, self._feed.step_aside)
         self._what_ifs = WhatIfs(fleet)
-        self._blocks = laboratory.load("page.block_state").BlockStates(fleet)
         self._external_address = external_address
         self._is_stuck = is_stuck
         self._https = https
@@ -200,7 +199,6 @@ class Site:
             "/ranks": self._ranks,
             "/events": self._events,
             "/map.json": self._map,
-            "/blocks.json": self._block_losses,
             "/whatif.json": self._what_if,
             "/debug/kernels.json": self._kernels,
             ENDED.route: self._ended_runs,
@@ -236,13 +234,7 @@ class Site:
             return ("rare", None) if usual is None else ("metrics", usual)
         if request.path in {"/state.json", "/ranks"}:
             return "page", request.path
-        if request.path in {
-            "/events",
-            "/map.json",
-            "/blocks.json",
-            "/whatif.json",
-            "/debug/kernels.json",
-        }:
+        if request.path in {"/events", "/map.json", "/whatif.json", "/debug/kernels.json"}:
             return "page", None
         if request.path in {ENDED.route, REPORT}:
             return "reports", None
@@ -303,19 +295,6 @@ class Site:
             return Response(status=HTTPStatus.NOT_MODIFIED, headers=headers)
         return Response(answer.packed, JSON, headers=headers, packed=True)
 
-    def _block_losses(self, request: Request) -> Response:
-        """Answer with what the gradients of a rank, or of a module of it, would lose in block-scaled formats."""
-        run, rank, module = (_asked(request.query, name) for name in MAP_FIELDS)
-        if run is None or rank is None:
-            text = "Expected a run and a rank of it, as in /blocks.json?run=train&rank=0."
-            return sentence(HTTPStatus.BAD_REQUEST, text)
-        state = self._blocks.of(run, rank, "" if module == ROOT_MODULE else module)
-        if state is None:
-            return sentence(
-                HTTPStatus.NOT_FOUND, "There is no such run here, or it has no such rank."
-            )
-        return json_response(state)
-
     def _what_if(self, request: Request) -> Response:
         """Answer with what would become of the gradients of a rank, or of a module of it."""
         run, rank, module = (_asked(request.query, name) for name in MAP_FIELDS)
@@ -349,9 +328,8 @@ class Site:
         if why := self._ended.refusal():
             return Response(refused_html(why).encode(), HTML, HTTPStatus.FORBIDDEN)
         picked = _all_asked(request.query, PICKED)
-        wait = self._precedence.step_aside
-        found = [self._ended.boxes(key, wait) for key in picked] if len(picked) == 2 else []
-        listing = self._ended.listing(wait)
+        two = picked if len(picked) == 2 else []
+        listing = self._ended.listing(two, self._precedence.step_aside)
         page = list_html(
             listing.rows,
             directory=self._ended.directory,
@@ -359,7 +337,7 @@ class Site:
             num_left_out=listing.num_left_out,
             problems=listing.problems,
             picked=picked,
-            compared=found if all(found) else (),
+            compared=listing.picked if all(listing.picked) else (),
         )
         return Response(page.encode(), HTML)
 
@@ -367,9 +345,8 @@ class Site:
         """Answer with the report of a run of that list."""
         if why := self._ended.refusal():
             return Response(refused_html(why).encode(), HTML, HTTPStatus.FORBIDDEN)
-        boxes = self._ended.boxes(
-            "".join(_all_asked(request.query, PICKED)), self._precedence.step_aside
-        )
+        key = "".join(_all_asked(request.query, PICKED))
+        (boxes,) = self._ended.listing([key], self._precedence.step_aside).picked
         if not boxes:
             text = "The list of ended runs, /ended/, has no such run, or has it no more."
             return sentence(HTTPStatus.NOT_FOUND, text)

@@ -1,6 +1,5 @@
 // What is known of the ranges of one rank: heatmap, what-if panel and table, and what connects them.
 
-import { Blocks } from "./blocks.js";
 import { byId, setText } from "./dom.js";
 import { Explorer } from "./explorer.js";
 import { readColumns } from "./exponents.js";
@@ -14,7 +13,6 @@ export class Ranges {
     this.module = null; // null: all gradients
     this.subject = null;
     this.explorer = new Explorer();
-    this.blocks = new Blocks((formats) => this.explorer.showBlocks(formats));
     this.modules = new Modules((name) => this.select(name === this.module ? null : name));
     byId("whatif-all").addEventListener("click", () => this.select(null));
     byId("scaled").addEventListener("change", (event) => {
@@ -31,7 +29,6 @@ export class Ranges {
       this.explorer.reset();
     }
     this.subject = subject;
-    this.blocks.want({ run, rank, subject, module: this.module });
     const columns = this.columns(subject, state.exponent_columns, ranges.columns);
     setText(byId("ranges-sentence"), ranges.sentence);
     byId("exponents-box").hidden = !columns.length;

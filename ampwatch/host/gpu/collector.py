@@ -189,6 +189,4 @@ def gpu_collector(
 
     if settings.gpu == "demo":
         return GpuCollector(fleet, passes, partial(SyntheticSource, count), POLL_SECONDS)
-    throughput = settings.gpu_link_throughput == "on"
-    opener = partial(open_source, count, link_throughput=throughput)
-    return GpuCollector(fleet, passes, opener, POLL_SECONDS)
+    return GpuCollector(fleet, passes, partial(open_source, count), POLL_SECONDS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,19 +23,6 @@ PROCESS_FUNCTIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceOptions:
-    """Readings of a device beyond the usual.
-
-    Attributes:
-        link_throughput: Measure PCIe traffic where that takes 40 ms a GPU.
-        is_host: The daemon sees the pids of the host.
-    """
-
-    link_throughput: bool
-    is_host: bool
-
-
 class Device:
     """A GPU that NVML has given a handle for.
 
@@ -45,17 +31,15 @@ class Device:
         index: Its number.
         handle: Its handle.
         uuid: Its name for life.
-        options: What to read beyond the usual.
+        is_host: The daemon sees the pids of the host.
     """
 
-    def __init__(
-        self, nvml: Nvml, index: int, handle: Any, uuid: str, options: DeviceOptions
-    ) -> None:
+    def __init__(self, nvml: Nvml, index: int, handle: Any, uuid: str, *, is_host: bool) -> None:
         self.uuid = uuid
         self.handle = handle
         self._nvml = nvml
         self._index = index
-        self._options = options
+        self._is_host = is_host
         self._facts = readings.facts(nvml, handle) | {"synthetic": "false"}
         self._minor = nvml.call("nvmlDeviceGetMinorNumber", handle)
         self._gpm_support = gpm.support(nvml, handle)
@@ -69,8 +53,7 @@ class Device:
             xid: Whether its XID errors are listened for.
 
         Cost:
-            Some thirty calls, most of them microseconds; 40 ms more with
-            ``link_throughput`` and without GPM.
+            Some thirty calls, most of them microseconds.
         """
         gpu = Gpu(self._index, self.uuid, self._facts)
         gpu.answers = readings.read(self._nvml, self.handle)
@@ -78,7 +61,7 @@ class Device:
         if gone := _gone(gpu.answers):
             gpu.answers, gpu.gone = {}, gone
             return gpu
-        gpu.answers |= self._activity()
+        gpu.answers |= self._activity_by(self._gpm)
         gpu.answers[Feature.XID] = {"": xid}
         self._read_processes(gpu)
         self._read_instances(gpu)
@@ -89,18 +72,6 @@ class Device:
         for sampler in (self._gpm, *self._instance_gpm.values()):
             sampler.close()
         self._instance_gpm.clear()
-
-    def _activity(self) -> Answers:
-        if self._gpm_support is Reason.OK:
-            return self._gpm.read()
-        answers = gpm.nothing(self._gpm_support)
-        wanted = self._options.link_throughput
-        answers[Feature.PCIE] = (
-            readings.pcie(self._nvml, self.handle)
-            if wanted
-            else dict.fromkeys(readings.PCIE_DIRECTIONS, Reason.SWITCHED_OFF)
-        )
-        return answers
 
     def _read_processes(self, gpu: Gpu) -> None:
         got = self._nvml.first(PROCESS_FUNCTIONS, self.handle)
@@ -119,7 +90,7 @@ class Device:
 
         In a container NVML may return pids of the host, which are other processes here.
         """
-        if self._options.is_host:
+        if self._is_host:
             return True
         return not isinstance(self._minor, Reason) and pids.has_open(pid, self._minor)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ampwatch.host.fleet.gpus import Pass, Reason
 from ampwatch.host.gpu import pids, readings
-from ampwatch.host.gpu.device import Device, DeviceOptions
+from ampwatch.host.gpu.device import Device
 from ampwatch.host.gpu.nvml import Nvml, open_nvml
 from ampwatch.host.gpu.xid import XidWatcher
 
@@ -32,17 +32,14 @@ class NvmlSource:
     Args:
         nvml: NVML, which this closes in the end.
         report: Called for each XID error; they are not listened for without it.
-        link_throughput: Measure PCIe traffic where that takes 40 ms a GPU.
     """
 
-    def __init__(
-        self, nvml: Nvml, report: Report | None = None, *, link_throughput: bool = False
-    ) -> None:
+    def __init__(self, nvml: Nvml, report: Report | None = None) -> None:
         self._nvml = nvml
         self._host = Reason.OK
         self._devices: list[Device] = []
         self._unnamed: dict[int, Reason] = {}
-        self._find(DeviceOptions(link_throughput, pids.is_of_the_host()))
+        self._find()
         self._xids = XidWatcher(
             nvml, {d.uuid: d.handle for d in self._devices}, report or _nobody_listens
         )
@@ -71,7 +68,8 @@ class NvmlSource:
         self._nvml.close()
         return True
 
-    def _find(self, options: DeviceOptions) -> None:
+    def _find(self) -> None:
+        is_host = pids.is_of_the_host()
         count = self._nvml.call("nvmlDeviceGetCount")
         if isinstance(count, Reason):
             self._host = count
@@ -88,17 +86,16 @@ class NvmlSource:
             if isinstance(uuid, Reason):
                 self._unnamed[index] = uuid
             else:
-                self._devices.append(
-                    Device(self._nvml, index, handle, readings.text(uuid), options)
-                )
+                name = readings.text(uuid)
+                self._devices.append(Device(self._nvml, index, handle, name, is_host=is_host))
 
 
-def open_source(report: Report | None, *, link_throughput: bool) -> NvmlSource | Pass:
+def open_source(report: Report | None) -> NvmlSource | Pass:
     """Return the GPUs of this machine, or a pass that says why they cannot be asked."""
     nvml = open_nvml()
     if isinstance(nvml, Pass):
         return nvml
-    return NvmlSource(nvml, report, link_throughput=link_throughput)
+    return NvmlSource(nvml, report)
 
 
 def _nobody_listens(_uuid: str, _code: int) -> None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
     from ampwatch.host.fleet import Fleet
-    from ampwatch.host.fleet.passes import CollectorPass
+    from ampwatch.host.fleet.fleet import CollectorPass
 
 SERVICE = "ampwatch"
 

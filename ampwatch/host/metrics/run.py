@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from ampwatch.host.fleet import RankView
-    from ampwatch.host.fleet.passes import CollectorPass
+    from ampwatch.host.fleet.fleet import CollectorPass
     from ampwatch.host.metrics.metric import Reader, ScrapeState
     from ampwatch.host.metrics.scopes import Table
     from ampwatch.wire.records import ChecksumRecord, MemoryRecord, PlaceMemory, RunIdentity

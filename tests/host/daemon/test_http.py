@@ -25,7 +25,7 @@ from ampwatch.host.daemon.ended import EndedRuns
 from ampwatch.host.daemon.server import Server
 from ampwatch.host.daemon.site import Request, Response, Site
 from ampwatch.host.daemon.web_config import WebConfig
-from ampwatch.host.fleet.passes import CollectorPass
+from ampwatch.host.fleet.fleet import CollectorPass
 from ampwatch.wire.ring.layout import LAYOUT
 from tests.host.daemon.parts import OPEN, Answer, ask, eventually
 from tests.workshop.fleets import made_up_fleet

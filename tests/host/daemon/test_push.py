@@ -31,7 +31,7 @@ from tests.host.daemon.parts import Place, eventually
 from tests.workshop.fleets import made_up_fleet
 
 if TYPE_CHECKING:
-    from ampwatch.host.fleet.passes import CollectorPass
+    from ampwatch.host.fleet.fleet import CollectorPass
 
 
 def test_a_daemon_pushes_the_steps_of_a_run_and_says_who_it_is(place: Place) -> None:

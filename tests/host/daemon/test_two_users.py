@@ -15,8 +15,8 @@ import pytest
 
 from ampwatch.host.daemon.watcher import RingWatcher
 from ampwatch.host.fleet import Fleet
+from ampwatch.host.fleet.fleet import CollectorPass
 from ampwatch.host.fleet.owners import NAMES_FILE, NameOwners, user_name
-from ampwatch.host.fleet.passes import CollectorPass
 from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.host.page.page import Feed
 from ampwatch.settings import Settings

@@ -17,7 +17,7 @@ from tests.workshop.clocks import Clock
 from tests.workshop.records import identity
 
 if TYPE_CHECKING:
-    from ampwatch.host.fleet.passes import CollectorPass
+    from ampwatch.host.fleet.fleet import CollectorPass
     from ampwatch.host.gpu.source import Source
 
 

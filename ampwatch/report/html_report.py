@@ -15,16 +15,16 @@ from msgspec.structs import asdict, replace
 
 from ampwatch.numerics.exponents import nearest_exponent
 from ampwatch.numerics.written import scale_text
-from ampwatch.report import accounts, course_picture, exponent_picture
+from ampwatch.report import accounts, pictures
 from ampwatch.report.glossary import terms_in
 from ampwatch.report.headline import headline
 from ampwatch.report.line_change import change_of
 from ampwatch.report.markup import Markup, element, joined
 from ampwatch.report.pages import more_about
+from ampwatch.report.pictures import NARROW, WIDE
 from ampwatch.report.report import iterations, one_line, speaker_of, told_by
 from ampwatch.report.standing import judge_boxes, state_of
 from ampwatch.report.step_times import breakdown_of, notes
-from ampwatch.report.svg import NARROW, WIDE
 from ampwatch.report.words import percent, step_time
 from ampwatch.state.facts import FACTS
 from ampwatch.version import __version__
@@ -125,8 +125,8 @@ def _path(finding: Finding) -> Markup | None:
 def _course(finding: Finding, box: Box) -> Markup | None:
     if finding.severity is Severity.INFO:
         return None
-    near = course_picture.around(box.steps, finding)
-    drawn = [course_picture.course(near, width, finding.first_step) for width in (WIDE, NARROW)]
+    near = pictures.around(box.steps, finding)
+    drawn = [pictures.course(near, width, finding.first_step) for width in (WIDE, NARROW)]
     if drawn[0] is None:
         return None
     classes = sorted({s.skip_class for s in near if s.skip_class is not SkipClass.NONE})
@@ -140,9 +140,9 @@ def _exponents(finding: Finding, box: Box) -> Markup | None:
     record = about(finding, box.ranges)
     if record is None:
         return None
-    fmt = exponent_picture.limits_of(record, finding, box.facts)
+    fmt = pictures.limits_of(record, finding, box.facts)
     shown = _before_flushing(record)
-    drawn = [exponent_picture.exponents(shown, fmt, w) for w in (WIDE, NARROW)]
+    drawn = [pictures.exponents(shown, fmt, w) for w in (WIDE, NARROW)]
     if drawn[0] is None:
         return None
     said = _of_record(shown, "" if fmt is None else fmt.name)

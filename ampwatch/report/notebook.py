@@ -16,10 +16,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.report import accounts
-from ampwatch.report.course_picture import course
 from ampwatch.report.headline import cause_of, first_remedy, headline
 from ampwatch.report.line_change import change_of
 from ampwatch.report.markup import Markup, element
+from ampwatch.report.pictures import course
 from ampwatch.report.report import WIDTH as TEXT_WIDTH
 from ampwatch.report.short import LABELS, labelled
 from ampwatch.report.standing import judge_boxes

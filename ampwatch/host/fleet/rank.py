@@ -8,13 +8,12 @@ import statistics
 from collections import deque
 from typing import TYPE_CHECKING
 
-from ampwatch.host.fleet.compared_outcomes import StepOutcomes
-from ampwatch.host.fleet.compared_views import TensorViews
-from ampwatch.host.fleet.histogram import STEP_DURATION_BOUNDS, Histogram
+from ampwatch.host.fleet.histogram import STEP_DURATION_BOUNDS, Histogram, Peak
 from ampwatch.host.fleet.history import History
-from ampwatch.host.fleet.peak import Peak
 from ampwatch.host.fleet.phase_times import PhaseTimes
 from ampwatch.host.fleet.ranges import Ranges
+from ampwatch.host.fleet.step_outcomes import StepOutcomes
+from ampwatch.host.fleet.tensor_views import TensorViews
 from ampwatch.host.fleet.watching import WatchingCost
 from ampwatch.report.op_shares import Precision
 from ampwatch.report.verdict import Standing, Verdict

@@ -9,8 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ampwatch.host.fleet.fleet import CollectorPass
-from ampwatch.host.fleet.gpu_users import unseen
-from ampwatch.host.fleet.gpus import NOTHING_WRONG, Pass, Reason
+from ampwatch.host.fleet.gpus import NOTHING_WRONG, Pass, Reason, unseen
 from ampwatch.host.gpu.source import open_source
 from ampwatch.host.gpu.synthetic import SyntheticSource
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.host.fleet.gpu_users import unseen, users
-from ampwatch.host.fleet.gpus import Feature, Reason
+from ampwatch.host.fleet.gpus import Feature, Reason, unseen, users
 from ampwatch.host.metrics.metric import Metric
 from ampwatch.host.metrics.scopes import (
     GPU_LABELS,

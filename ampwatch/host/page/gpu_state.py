@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ampwatch.host.fleet.gpu_users import users
-from ampwatch.host.fleet.gpus import Answers, Feature, Reason
+from ampwatch.host.fleet.gpus import Answers, Feature, Reason, users
 from ampwatch.host.page.as_json import digits
 from ampwatch.state.text import encodable
 

@@ -8,8 +8,7 @@ import pytest
 
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.fleet import Writer
-from ampwatch.host.fleet.gpu_users import gpu_of, unseen, users
-from ampwatch.host.fleet.gpus import Gpu, Instance, MigDevice, Pass, Reason
+from ampwatch.host.fleet.gpus import Gpu, Instance, MigDevice, Pass, Reason, gpu_of, unseen, users
 from ampwatch.settings import Settings
 from ampwatch.wire.records import FactsRecord
 from tests.workshop.records import end, identity

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampwatch.host.fleet.peak import HOLD_SECONDS, Peak
+from ampwatch.host.fleet.histogram import HOLD_SECONDS, Peak
 
 SECOND = 1_000_000_000
 

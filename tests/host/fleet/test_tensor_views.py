@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from ampwatch.diagnosis.performance.kinds import TENSOR_VIEWS_DISAGREE
-from ampwatch.host.fleet.compared_views import TensorViews, ViewComparison
+from ampwatch.host.fleet.compared_views import ViewComparison
 from ampwatch.host.fleet.gpus import Feature, Gpu, Instance, Reason
 from ampwatch.host.fleet.rank import RankView
+from ampwatch.host.fleet.tensor_views import TensorViews
 from ampwatch.numerics.units.ops import OpKind
 from ampwatch.settings import Settings
 from ampwatch.wire.records import (

@@ -2,9 +2,8 @@
 
 import { byId, setText } from "./dom.js";
 import { Explorer } from "./explorer.js";
-import { readColumns } from "./exponents.js";
 import { Modules } from "./modules.js";
-import { named } from "./state.js";
+import { byStep, named } from "./state.js";
 
 export class Ranges {
   /** @param {() => void} onChange called when the user has chosen something that is drawn elsewhere */
@@ -42,7 +41,7 @@ export class Ranges {
   columns(subject, names, raw) {
     const newest = Object.values(raw).at(-1); // a changed column is another array
     if (this.seen?.subject !== subject || this.seen.newest !== newest) {
-      this.seen = { subject, newest, columns: readColumns(names, raw) };
+      this.seen = { subject, newest, columns: byStep(names, raw) };
     }
     return this.seen.columns;
   }

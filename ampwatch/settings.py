@@ -49,7 +49,6 @@ _WORDS = {
     "level": LEVELS,
     "gpu": GPU_SOURCES,
     "readers": READERS,
-    "gpu_link_throughput": SWITCH,
     "lab": SWITCH,
     "replay": REPLAYS,
     "op_census": OP_CENSUSES,
@@ -136,10 +135,6 @@ class Settings:
     gpu: str = _knob(
         "auto",
         "What the daemon reads of GPUs: auto (all that NVML reports), off (nothing, where another exporter does) or demo (GPUs that do not exist, to try the page and dashboards).",
-    )
-    gpu_link_throughput: str = _knob(
-        "off",
-        "Measure PCIe traffic of GPUs older than Hopper: off, or on (some 40 ms a GPU each time).",
     )
     sample_every: int = _knob(
         0,
@@ -391,7 +386,7 @@ def markdown() -> str:
     """Return the text of ``docs/settings.md``: five settings, and the others in groups that are folded."""
     groups = {
         "What is measured": "sample_every op_census compiled_census replay memory_bytes window_seconds max_modules peak_flops kernel_patterns",
-        "The daemon": "host external_url grafana_url alertmanager_url readers poll_seconds stale_seconds grace_seconds gpu gpu_link_throughput runtime_dir ring_dir ring_slots report_files",
+        "The daemon": "host external_url grafana_url alertmanager_url readers poll_seconds stale_seconds grace_seconds gpu runtime_dir ring_dir ring_slots report_files",
         "Prometheus series of modules": "module_series module_series_ranks",
         "The laboratory": "lab record_dir record_first record_every record_elements",
     }

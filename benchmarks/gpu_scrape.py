@@ -30,7 +30,7 @@ STANDIN = Path(__file__).parents[1] / "tests" / "host" / "gpu" / "nvml_standin.c
 LOOK = """
 import json, sys, time
 from ampwatch.host.gpu.source import open_source
-source = open_source(None, link_throughput=False)
+source = open_source(None)
 times = []
 for _ in range(int(sys.argv[1])):
     begin = time.perf_counter()

@@ -9,7 +9,7 @@ import statistics
 import time
 
 from ampwatch.host.fleet import Fleet
-from ampwatch.host.fleet.passes import CollectorPass
+from ampwatch.host.fleet.fleet import CollectorPass
 from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.settings import Settings
 from ampwatch.wire.records import ALL_MODULES, RangeRecord, Record, Severity, StepRecord, Topic

@@ -197,7 +197,6 @@ def test_a_directory_is_where_it_was_when_the_run_began(
     [
         ("level", [*LEVELS]),
         ("gpu", ["auto", "off", "demo"]),
-        ("gpu_link_throughput", ["off", "on"]),
         ("module_series_ranks", ["host", "all", "run"]),
     ],
 )

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ampwatch.cli.arguments import seconds
+from ampwatch.cli.output import seconds
 from ampwatch.errors import AskError, did_you_mean
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ watch. Start one by hand to keep it running, to listen for other machines, or to
   /events                                the state of a page and its changes: ?run=RUN&rank=RANK
   /ranks                                 a row a rank for `ampwatch top`, as MessagePack
   /map.json                              values outside their number format, by module: ?run=RUN&rank=RANK
-  /blocks.json                           losses in block-scaled formats: ?run=RUN&rank=RANK
   /whatif.json                           gradients in another format, at another scale: ?run=RUN&rank=RANK&format=F&exponent=E
   /ended/    runs that have ended, by their reports; only with the token or a login
   /explain/  pages of kinds of findings, /runbooks/ runbooks of alerts, /docs/ guides

@@ -116,11 +116,7 @@ class DaemonState:
             raise DaemonError(_of_another_release(place)) from error
 
     def _place(self) -> _Place:
-        found = find_daemon(self._settings)
-        if found is None:
-            directory = runtime_directory(self._settings.runtime_dir)
-            msg = f"no daemon shows your runs (none in {str(directory)!r}); start one with a training or `ampwatch daemon`{of_ended_runs(self._settings)}"
-            raise DaemonError(msg)
+        found = shown_by(self._settings)
         info = found.info
         token = token_of(found)
         token_file = str(found.directory / TOKEN_FILE) if token and found.directory else ""
@@ -134,6 +130,20 @@ class DaemonState:
         if place.token:
             return f"the daemon on {place.address} refused the token in {place.token_file!r}; end that daemon, and the next one accepts it"
         return f"the daemon on {place.address} asks for a password: {said!r}; put the name and password of its web-config file in {_netrc_file()!r}, as `machine localhost login NAME password PASSWORD`, or open its page in a browser"
+
+
+def shown_by(settings: Settings) -> Found:
+    """Return the daemon that shows the runs of this user, as a lock names it.
+
+    Raises:
+        DaemonError: If there is none.
+    """
+    found = find_daemon(settings)
+    if found is None:
+        directory = runtime_directory(settings.runtime_dir)
+        msg = f"no daemon shows your runs (none in {str(directory)!r}); start one with a training or `ampwatch daemon`{of_ended_runs(settings)}"
+        raise DaemonError(msg)
+    return found
 
 
 def token_of(found: Found) -> str:

@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ampwatch.cli.arguments import seconds
+from ampwatch.cli.output import seconds
 from ampwatch.demo.course import SECONDS, DemoCourse, Limit, usual_course
 
 if TYPE_CHECKING:

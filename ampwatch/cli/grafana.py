@@ -165,14 +165,14 @@ def _say(lines: Iterable[str]) -> None:
 
 
 def _planned(args: argparse.Namespace) -> tuple[GrafanaServer, list[Change]]:
-    from ampwatch.operate.grafana import boards, work  # noqa: PLC0415 - as above
+    from ampwatch.operate.grafana import work  # noqa: PLC0415 - as above
     from ampwatch.shipped import shipped  # noqa: PLC0415 - as above
 
     wishes = work.Wishes(
         args.folder, args.datasource, args.prometheus_url, args.scrape_interval, args.force
     )
     directory = Path(args.dashboards) if args.dashboards else shipped("dashboards")
-    wanted = boards.load(directory, args.dashboard)
+    wanted = work.load(directory, args.dashboard)
     server = _server(args)
     return server, work.plan(server, wanted, wishes)
 

@@ -1,7 +1,9 @@
-"""What a command prints: as its terminal can show it, and for as long as somebody reads."""
+"""What commands share: types of their arguments, and what they print, for a terminal and as long as somebody reads."""
 
 from __future__ import annotations
 
+import argparse
+import math
 import os
 import sys
 from contextlib import contextmanager
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
 
 _ASCII = str.maketrans("▁▂▃▄▅▆▇█─", "_.-~=+*#-")
 """Marks of courses, and rules, where a terminal has none."""
@@ -35,3 +38,19 @@ def piped() -> Iterator[None]:
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def seconds(text: str) -> float:
+    """Return a time. Unit: s.
+
+    Raises:
+        ArgumentTypeError: If it is no number above 0.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not number > 0:
+        msg = f"expected a number of seconds > 0, got {text!r}"
+        raise argparse.ArgumentTypeError(msg)
+    return number

@@ -58,12 +58,10 @@ def run(args: argparse.Namespace) -> int:
         SettingsError: If a setting is not usable.
         DaemonError: If no daemon serves, there is no token, or the daemon shows no such run.
     """
-    from ampwatch.cli.daemon_state import of_ended_runs, token_of  # noqa: PLC0415 - --help must be quick
+    from ampwatch.cli.daemon_state import shown_by, token_of  # noqa: PLC0415 - --help must be quick
     from ampwatch.errors import DaemonError  # noqa: PLC0415 - likewise
     from ampwatch.report.one_line import address  # noqa: PLC0415 - likewise
-    from ampwatch.runtime import runtime_directory  # noqa: PLC0415 - likewise
     from ampwatch.settings import Settings  # noqa: PLC0415 - likewise
-    from ampwatch.wire.rendezvous.machine import find_daemon  # noqa: PLC0415 - likewise
     from ampwatch.wire.rendezvous.token import TOKEN_FIELD  # noqa: PLC0415 - likewise
 
     if not args.run and (args.rank is not None or args.step is not None or args.finding):
@@ -72,11 +70,7 @@ def run(args: argparse.Namespace) -> int:
         )
     settings = Settings.resolve()
     # Whom a lock names, and nobody else: who just listens on the port must not get the token.
-    found = find_daemon(settings)
-    if found is None:
-        directory = runtime_directory(settings.runtime_dir)
-        msg = f"no daemon shows your runs (none in {str(directory)!r}); start one with a training or `ampwatch daemon`{of_ended_runs(settings)}"
-        raise DaemonError(msg)
+    found = shown_by(settings)
     token = token_of(found)
     if args.header:
         if not token:

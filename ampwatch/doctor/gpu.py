@@ -37,7 +37,6 @@ REMEDIES = {
     Reason.VERSION_MISMATCH: "after an update of the driver, reload it or reboot; in a container, take the driver's libraries out of the image: those of the machine are mounted into it",
     Reason.RESET_REQUIRED: "nvidia-smi --gpu-reset, with nothing running on it",
     Reason.GPU_LOST: "look for its XID errors: dmesg | grep -i xid; it may need a reboot",
-    Reason.SWITCHED_OFF: "AMPWATCH_GPU_LINK_THROUGHPUT=on measures it, which takes 40 ms a GPU",
     Reason.TIMEOUT: "nvidia-smi should hang as well; the machine may need a reboot",
     Reason.ERROR: "nvidia-smi should say the same; a container that has lost its GPUs gets them back when it is restarted",
 }
@@ -52,7 +51,6 @@ ABSENT = frozenset(
         Reason.NOT_SUPPORTED,
         Reason.NOT_IN_DRIVER,
         Reason.NOT_IN_BINDING,
-        Reason.SWITCHED_OFF,
         Reason.WAITING,
         Reason.NO_DATA,
     }

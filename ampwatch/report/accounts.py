@@ -9,6 +9,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.kinds.registry import certainty
 from ampwatch.wire.records import OUTSIDE, in_words
 
 if TYPE_CHECKING:
@@ -123,6 +124,17 @@ def ranks(numbers: Sequence[int], of: int = 0) -> str:
     num = len(set(numbers))
     some = f" of {of}" if num < of else ""
     return f"{'rank' if num == 1 else 'ranks'} {', '.join(parts)}{some}"
+
+
+def parts(story: Story) -> list[tuple[str, str]]:
+    """Return what is said of a finding after its summary, each part with its name, in reading order."""
+    f, sure = story.finding, certainty(story.finding.kind)
+    return [
+        ("What to change", sentence(f.advice)),
+        ("Where", "; ".join([place(f), *circumstances(story)])),
+        ("Since", since(story)),
+        ("How sure", sentence(f"{sure.word}: {sure.why}")),
+    ]
 
 
 def steps(finding: Finding) -> str:

@@ -7,10 +7,9 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.errors import SettingsError, did_you_mean
+from ampwatch.report.standing import state_of
 from ampwatch.report.words import number, percent, plain, plural
-from ampwatch.state.facts import LOGGED, WHOLE_RUN
-from ampwatch.state.rank import RankState
-from ampwatch.wire.records import FactsRecord, FindingRecord
+from ampwatch.state.facts import FACTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,8 +25,6 @@ SHORT = {
     "nonfinite": "amp/nonfinite_losses",
 }
 """Short names of the keys that most gates ask for."""
-
-FACTS = {fact.key: fact for fact in (*LOGGED, *WHOLE_RUN)}
 
 HOLDS = {
     "<": operator.lt,
@@ -117,11 +114,3 @@ def gate(checks: Sequence[Check], boxes: Sequence[Box]) -> tuple[bool, str]:
         lines.append(f"  {'failed' if bad else 'ok':8}{check.text:{width}}  {shown}\n")
     said = f"{failed} of {plural(len(checks), 'check')} failed" if failed else "all checks hold"
     return not failed, "".join([f"run {boxes[0].identity.run}: {said}\n", *lines])
-
-
-def state_of(box: Box) -> RankState:
-    """Return the state of a rank that the records in its report add up to."""
-    state = RankState(box.identity)
-    state.apply(FactsRecord(box.facts), *box.steps, *box.optimizers, *box.ranges)
-    state.apply(*filter(None, [box.sampling]), *map(FindingRecord, box.findings))
-    return state

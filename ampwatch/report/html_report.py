@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict, replace
 
-from ampwatch.diagnosis.kinds.registry import certainty
 from ampwatch.numerics.exponents import nearest_exponent
 from ampwatch.numerics.written import scale_text
-from ampwatch.report import accounts, course_picture, exponent_picture
+from ampwatch.report import accounts, pictures
 from ampwatch.report.glossary import terms_in
 from ampwatch.report.headline import headline
 from ampwatch.report.line_change import change_of
 from ampwatch.report.markup import Markup, element, joined
 from ampwatch.report.pages import more_about
-from ampwatch.report.report import one_line, speaker_of, summary_of, told_by
-from ampwatch.report.standing import judge_boxes
-from ampwatch.report.step_times import breakdown_of, rates
-from ampwatch.report.svg import NARROW, WIDE
+from ampwatch.report.pictures import NARROW, WIDE
+from ampwatch.report.report import iterations, one_line, speaker_of, told_by
+from ampwatch.report.standing import judge_boxes, state_of
+from ampwatch.report.step_times import breakdown_of, notes
 from ampwatch.report.words import percent, step_time
+from ampwatch.state.facts import FACTS
 from ampwatch.version import __version__
 from ampwatch.wire.blackbox.culprit import about
-from ampwatch.wire.records import SKIP_CLASSES, WITHOUT_C, Severity, SkipClass, StepRecord
+from ampwatch.wire.records import WITHOUT_C, Severity, SkipClass, StepRecord
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -87,19 +87,16 @@ def render_html(boxes: Sequence[Box]) -> str:
 
 def _article(story: Story, box: Box) -> Markup:
     f = story.finding
-    sure = certainty(f.kind)
     more = more_about(f.kind)
+    first, *others = accounts.parts(story)
     change = "\n".join(change_of(f))
-    parts = [
-        ("What to change", accounts.sentence(f.advice), "advice"),
-        ("The change", element("pre", f"{f.source}\n\n{change}") if change else "", None),
-        ("Where", "; ".join([accounts.place(f), *accounts.circumstances(story)]), None),
-        ("Since", accounts.since(story), None),
-        ("How sure", accounts.sentence(f"{sure.word}: {sure.why}"), None),
-    ]
+    changes = [("The change", element("pre", f"{f.source}\n\n{change}"))] if change else []
     lists = [
-        joined(element("dt", name), element("dd", text, class_=sort))
-        for name, text, sort in parts
+        joined(
+            element("dt", name),
+            element("dd", text, class_="advice" if name == first[0] else None),
+        )
+        for name, text in [first, *changes, *others]
         if text
     ]
     return element(
@@ -128,8 +125,8 @@ def _path(finding: Finding) -> Markup | None:
 def _course(finding: Finding, box: Box) -> Markup | None:
     if finding.severity is Severity.INFO:
         return None
-    near = course_picture.around(box.steps, finding)
-    drawn = [course_picture.course(near, finding, width) for width in (WIDE, NARROW)]
+    near = pictures.around(box.steps, finding)
+    drawn = [pictures.course(near, width, finding.first_step) for width in (WIDE, NARROW)]
     if drawn[0] is None:
         return None
     classes = sorted({s.skip_class for s in near if s.skip_class is not SkipClass.NONE})
@@ -143,9 +140,9 @@ def _exponents(finding: Finding, box: Box) -> Markup | None:
     record = about(finding, box.ranges)
     if record is None:
         return None
-    fmt = exponent_picture.limits_of(record, finding, box.facts)
+    fmt = pictures.limits_of(record, finding, box.facts)
     shown = _before_flushing(record)
-    drawn = [exponent_picture.exponents(shown, fmt, w) for w in (WIDE, NARROW)]
+    drawn = [pictures.exponents(shown, fmt, w) for w in (WIDE, NARROW)]
     if drawn[0] is None:
         return None
     said = _of_record(shown, "" if fmt is None else fmt.name)
@@ -254,26 +251,23 @@ def _step_times(box: Box) -> Markup | None:
         )
         for phase, seconds, share in told.shares
     ]
-    trained = rates(box.steps).words
-    notes = [f"Trained on {' and '.join(trained)} per second."] if trained else []
     return joined(
         element("h3", f"Where the time of a step{of} goes"),
         element("p", f"{step_time(told.seconds)} a step, {told.source}.", class_="muted"),
         element("table", *rows, class_="numbers"),
-        *[element("p", note, class_="muted") for note in (*notes, *told.unseen)],
+        *[element("p", note, class_="muted") for note in notes(box, told)],
     )
 
 
 def _rank_details(box: Box) -> Markup:
-    summary = summary_of(box)
-    who = box.identity
+    who, state = box.identity, state_of(box)
     numbers = {
-        "iterations": summary.iterations,
-        "optimizer steps attempted": summary.steps,
-        **{f"skipped, {c.label}": n for c, n in zip(SKIP_CLASSES, summary.skipped, strict=True)},
-        "growths of the scale": summary.growths,
-        "backoffs of the scale": summary.backoffs,
-        "iterations with a NaN or infinite loss": summary.nonfinite_losses,
+        "iterations": iterations(box),
+        "optimizer steps attempted": state.attempted,
+        **{f"skipped, {c.label}": n for c, n in state.skips.items()},
+        "growths of the scale": FACTS["amp/growths"].read(state),
+        "backoffs of the scale": FACTS["amp/backoffs"].read(state),
+        "iterations with a NaN or infinite loss": FACTS["amp/nonfinite_losses"].read(state),
     }
     origin = asdict(who) | {"started": when(who.started_ns)}
     return element(

@@ -9,24 +9,23 @@ IPython is asked, never imported: a training outside of a notebook does not load
 
 from __future__ import annotations
 
-import math
+import re
 import sys
 import time
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.report import accounts
-from ampwatch.report.accounts import figure
 from ampwatch.report.headline import cause_of, first_remedy, headline
 from ampwatch.report.line_change import change_of
 from ampwatch.report.markup import Markup, element
+from ampwatch.report.pictures import course
 from ampwatch.report.report import WIDTH as TEXT_WIDTH
 from ampwatch.report.short import LABELS, labelled
 from ampwatch.report.standing import judge_boxes
-from ampwatch.report.svg import linear, points_of, short
 from ampwatch.report.verdict import Level
-from ampwatch.report.words import plain, scale
-from ampwatch.wire.records import Finding, Severity, SkipClass
+from ampwatch.report.words import plain
+from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,14 +38,12 @@ if TYPE_CHECKING:
 MAX_STEPS = 240
 """Newest iterations of a picture: each of them has a place of its own on a laptop's screen."""
 
-WIDTH, HEIGHT, LEFT, RIGHT = 640, 46, 96, 64
-"""Of a course, and the room beside it for its name and its newest value. Unit: px."""
+WIDTH = 640
+"""Of the picture. Unit: px."""
 
 BAD, WARN, GOOD, CALM = "#d13438", "#b8791c", "#2f855a", "#6b7280"
 LINE = "#3b82d6"
 """Colours that stand out from white and from black by 3:1 at least."""
-
-HEALTHY_SKIPS = (SkipClass.CALIBRATING, SkipClass.PROBE)
 
 COLOURS = {
     Level.FAILING: BAD,
@@ -58,6 +55,16 @@ COLOURS = {
     Level.FINISHED: GOOD,
 }
 SEVERITIES = {Severity.CRITICAL: BAD, Severity.WARNING: WARN}
+
+_PAINT = {
+    "panel": ' fill="none" stroke="#808080" stroke-opacity="0.35"',
+    "scale": f' fill="none" stroke="{LINE}" stroke-width="1.6"',
+    "loss": f' fill="none" stroke="{CALM}" stroke-width="1.6"',
+    "nonfinite": f' fill="{BAD}"',
+    **dict.fromkeys(("skip calibrating", "skip probe"), f' stroke="{CALM}" stroke-width="2"'),
+    **dict.fromkeys(("skip unprovoked", "skip storm"), f' stroke="{BAD}" stroke-width="2"'),
+}
+"""What takes the place of a class of ``report.css``."""
 
 MIN_SECONDS = 0.5
 """Shortest time between two pictures: more often a browser cannot draw them. Unit: s."""
@@ -134,121 +141,12 @@ _TD = "text-align:left;vertical-align:top;padding:1px 0;border:0;white-space:nor
 
 
 def _courses(steps: Sequence[StepRecord]) -> Markup | None:
-    """Return the picture of loss scale, skipped steps and loss; ``None`` where there is no course."""
-    if len(steps) < 2:
+    """Return the picture of loss scale, skipped steps and loss that reports have, in colours of its own."""
+    drawn = course(steps, WIDTH)
+    if drawn is None:
         return None
-    first, last = steps[0].step, steps[-1].step
-    across = linear(first, last, LEFT, WIDTH - RIGHT)
-    rows = [_scale(steps, across), _loss(steps, across)]
-    shown = [row for row in rows if row is not None]
-    if not shown:
-        return None
-    parts = [
-        element("g", *row, transform=f"translate(0 {number * (HEIGHT + 8)})")
-        for number, row in enumerate(shown)
-    ]
-    bottom = len(shown) * (HEIGHT + 8) + 10
-    parts += [
-        _text(f"step {first}", LEFT, bottom, "start", faint=True),
-        _text(str(last), WIDTH - RIGHT, bottom, "end", faint=True),
-    ]
-    return element(
-        "svg",
-        *parts,
-        viewBox=f"0 0 {WIDTH} {bottom + 6}",
-        role="img",
-        aria_label=f"Loss scale, skipped steps and loss from step {first} to {last}",
-        style=f'display:block;width:100%;max-width:{WIDTH}px;height:auto;margin-top:6px;font:11px system-ui,"Liberation Sans",sans-serif',
-    )
-
-
-def _scale(steps: Sequence[StepRecord], across: Callable[[float], float]) -> list[Markup] | None:
-    scaled = [s for s in steps if 0.0 < s.loss_scale < math.inf]
-    if not scaled:
-        return None
-    heights = [math.log2(s.loss_scale) for s in scaled]
-    up = _up(min(heights), max(heights))
-    points: list[tuple[float, float]] = []
-    for s, height in zip(scaled, heights, strict=True):
-        if points:  # a scale holds until it changes
-            points.append((across(s.step), points[-1][1]))
-        points.append((across(s.step), up(height)))
-    parts = _row("loss scale", points, LINE, scale(scaled[-1].loss_scale))
-    for s in steps:
-        if s.skip_class is not SkipClass.NONE:
-            x = across(s.step)
-            said = element("title", f"step {s.step}: skipped, {s.skip_class.label}")
-            colour = CALM if s.skip_class in HEALTHY_SKIPS else BAD
-            bottom = float(HEIGHT)
-            parts.append(
-                element(
-                    "line",
-                    said,
-                    x1=x,
-                    x2=x,
-                    y1=bottom - 6,
-                    y2=bottom,
-                    stroke=colour,
-                    stroke_width=2.0,
-                )
-            )
-    return parts
-
-
-def _loss(steps: Sequence[StepRecord], across: Callable[[float], float]) -> list[Markup] | None:
-    losses = [s for s in steps if s.num_losses > 0]
-    if not losses:
-        return None
-    # The difference of two must be a number.
-    finite = [s.loss for s in losses if abs(s.loss) < 1e300]
-    up = _up(min(finite), max(finite)) if finite else _up(0.0, 0.0)
-    points = [(across(s.step), up(s.loss)) for s in losses if abs(s.loss) < 1e300]
-    newest = losses[-1].loss
-    parts = _row("loss", points, CALM, short(newest) if math.isfinite(newest) else figure(newest))
-    for s in losses:
-        if not math.isfinite(s.loss):
-            said = element("title", f"step {s.step}: the loss is {figure(s.loss)}")
-            parts.append(element("circle", said, cx=across(s.step), cy=6.0, r=2.5, fill=BAD))
-    return parts
-
-
-def _up(low: float, high: float) -> Callable[[float], float]:
-    if low == high:  # what never moved stands in the middle: it is neither high nor low
-        return lambda _value: HEIGHT / 2
-    return linear(low, high, HEIGHT - 9, 5)
-
-
-def _row(
-    name: str, points: Sequence[tuple[float, float]], colour: str, newest: str
-) -> list[Markup]:
-    return [
-        element(
-            "rect",
-            x=float(LEFT),
-            y=0.0,
-            width=float(WIDTH - LEFT - RIGHT),
-            height=float(HEIGHT),
-            fill="none",
-            stroke="#808080",
-            stroke_opacity=0.35,
-        ),
-        element("polyline", points=points_of(points), fill="none", stroke=colour, stroke_width=1.6),
-        _text(name, LEFT - 10, HEIGHT / 2 + 4, "end"),
-        _text(newest, WIDTH - RIGHT + 8, HEIGHT / 2 + 4, "start"),
-    ]
-
-
-def _text(words: str, x: float, y: float, anchor: str, *, faint: bool = False) -> Markup:
-    opacity = 0.75 if faint else None
-    return element(
-        "text",
-        words,
-        x=float(x),
-        y=float(y),
-        text_anchor=anchor,
-        fill="currentColor",
-        opacity=opacity,
-    )
+    painted = re.sub(r' class="([^"]*)"', lambda found: _PAINT.get(found[1], ""), drawn)
+    return element("div", Markup(painted), style="margin-top:6px;fill:currentColor;font-size:11px")
 
 
 class Live:

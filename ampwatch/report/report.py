@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.registry import certainty
 from ampwatch.numerics.written import counted, scale_text
 from ampwatch.report import accounts
 from ampwatch.report.endings import Failure, num_led_to
@@ -15,11 +12,12 @@ from ampwatch.report.glossary import terms_in
 from ampwatch.report.headline import headline
 from ampwatch.report.line_change import change_of
 from ampwatch.report.pages import more_about
-from ampwatch.report.standing import judge_boxes
-from ampwatch.report.step_times import breakdown_of, rates
+from ampwatch.report.standing import judge_boxes, state_of
+from ampwatch.report.step_times import breakdown_of, notes
+from ampwatch.report.verdict import tally
 from ampwatch.report.words import percent, plain, step_time
 from ampwatch.wire.blackbox.box import DIED
-from ampwatch.wire.records import SKIP_CLASSES, RunState
+from ampwatch.wire.records import RunState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,48 +30,9 @@ WIDTH = 92
 MAX_LISTED_RANKS = 8
 
 
-@dataclass(slots=True)
-class Summary:
-    """The numbers a report begins with.
-
-    Attributes:
-        rank: Global rank.
-        iterations: Iterations seen.
-        steps: Optimizer steps attempted.
-        skipped: Steps skipped, per class in the order of ``SKIP_CLASSES``.
-        loss_scale: The newest scale; NaN without one.
-        growths: Growths of the scale.
-        backoffs: Backoffs of the scale.
-        nonfinite_losses: Iterations with a NaN or infinite loss.
-        not_seen: What was not observed, in sentences.
-        ending: How the rank ended, or that it hangs; empty while it runs or if it ended well.
-    """
-
-    rank: int
-    iterations: int = 0
-    steps: int = 0
-    skipped: Sequence[int] = field(default_factory=lambda: [0] * len(SKIP_CLASSES))
-    loss_scale: float = float("nan")
-    growths: int = 0
-    backoffs: int = 0
-    nonfinite_losses: int = 0
-    not_seen: Sequence[str] = ()
-    ending: str = ""
-
-
-def summary_of(box: Box) -> Summary:
-    """Return the numbers of a box."""
-    newest = {record.index: record for record in box.optimizers}.values()
-    summary = Summary(box.identity.rank, not_seen=box.notes, ending=ending(box))
-    summary.steps = sum(record.total_steps for record in newest)
-    summary.skipped = [sum(r.total_skipped[i] for r in newest) for i in range(len(SKIP_CLASSES))]
-    if box.steps:
-        last = box.steps[-1]
-        summary.iterations = last.step + 1
-        summary.loss_scale = last.loss_scale
-        summary.growths, summary.backoffs = last.total_growths, last.total_backoffs
-        summary.nonfinite_losses = last.total_nonfinite_losses
-    return summary
+def iterations(box: Box) -> int:
+    """Return how many iterations a rank has ended."""
+    return box.steps[-1].step + 1 if box.steps else 0
 
 
 def ending(box: Box) -> str:
@@ -135,23 +94,23 @@ def one_line(box: Box, cause: Failure | None = None) -> str:
         box: The rank.
         cause: The failure that ended its job, if that is known: what the others raised says nothing.
     """
-    summary = summary_of(box)
+    state = state_of(box)
     is_known = bool(box.steps) or box.reason != DIED
-    parts = [counted(summary.iterations, "iteration") if is_known else "no iteration is known"]
-    if not math.isnan(summary.loss_scale):
-        parts.append(f"{counted(sum(summary.skipped), 'step')} skipped")
-        parts.append(f"loss scale {scale_text(summary.loss_scale)}")
-    ended = f". {summary.ending}" if summary.ending else f"; {box.state.value}"
+    parts = [counted(iterations(box), "iteration") if is_known else "no iteration is known"]
+    if state.loss_scale is not None:
+        parts.append(f"{counted(sum(state.skips.values()), 'step')} skipped")
+        parts.append(f"loss scale {scale_text(state.loss_scale)}")
+    ended = f". {ending(box)}" if ending(box) else f"; {box.state.value}"
     failure = Failure(box.identity.rank, box.reason, box.last_ns / 1e9)
     if box.state is RunState.FAILED and num_led_to(cause, [failure]) and cause is not None:
         ended = f". It ended ({failure.error}) after rank {cause.rank} had"
-    return f"rank {summary.rank}, on {box.identity.host}: {', '.join(parts)}{ended}"
+    return f"rank {box.identity.rank}, on {box.identity.host}: {', '.join(parts)}{ended}"
 
 
 def _lines_of(box: Box, width: int) -> list[str]:
     who = box.identity
     head = f"run {who.run}, rank {who.rank}, on {who.host}"
-    return [f"ampwatch report: {head}", *_numbers(summary_of(box), width)]
+    return [f"ampwatch report: {head}", *_numbers(box, width)]
 
 
 def speaker_of(boxes: Sequence[Box], verdict: RunVerdict) -> Box:
@@ -170,9 +129,7 @@ def _step_times(box: Box, width: int) -> list[str]:
     lines = ["", *_wrapped(head, width, 0, 2)]
     for phase, seconds, share in told.shares:
         lines.append(f"  {phase.words:<{longest}}  {step_time(seconds):>8}  {percent(share):>7}")
-    if trained := rates(box.steps).words:
-        lines += _wrapped(f"Trained on {' and '.join(trained)} per second.", width, 2)
-    for text in told.unseen:
+    for text in notes(box, told):
         lines += _wrapped(text, width, 2)
     return [plain(line) for line in lines]
 
@@ -193,38 +150,37 @@ def _traceback(boxes: Sequence[Box], verdict: RunVerdict) -> list[str]:
     return ["", f"Traceback (rank {box.identity.rank}):", *quoted]
 
 
-def _numbers(summary: Summary, width: int) -> list[str]:
-    iterations = counted(summary.iterations, "iteration")
-    lines = [f"  {iterations}, {counted(summary.steps, 'optimizer step')} attempted"]
-    total = sum(summary.skipped)
-    if total:
-        parts = [f"{n} {c.label}" for c, n in zip(SKIP_CLASSES, summary.skipped, strict=True) if n]
-        lines.append(f"  {counted(total, 'step')} skipped: {', '.join(parts)}")
-    elif not math.isnan(summary.loss_scale):
+def _numbers(box: Box, width: int) -> list[str]:
+    state = state_of(box)
+    lines = [
+        f"  {counted(iterations(box), 'iteration')}, {counted(state.attempted, 'optimizer step')} attempted"
+    ]
+    if total := sum(state.skips.values()):
+        lines.append(f"  {counted(total, 'step')} skipped: {plain(tally(state.skips))}")
+    elif state.loss_scale is not None:
         lines.append("  no step skipped")
-    if not math.isnan(summary.loss_scale):
-        moves = f"{counted(summary.growths, 'growth')}, {counted(summary.backoffs, 'backoff')}"
-        lines.append(f"  loss scale {scale_text(summary.loss_scale)}, {moves}")
-    if summary.nonfinite_losses:
-        bad = counted(summary.nonfinite_losses, "iteration")
-        lines.append(f"  {bad} with a NaN or infinite loss")
-    for text in (*summary.not_seen, *filter(None, [summary.ending])):
+    if (newest := state.newest) is not None:
+        if state.loss_scale is not None:
+            moves = f"{counted(newest.total_growths, 'growth')}, {counted(newest.total_backoffs, 'backoff')}"
+            lines.append(f"  loss scale {scale_text(state.loss_scale)}, {moves}")
+        if newest.total_nonfinite_losses:
+            bad = counted(newest.total_nonfinite_losses, "iteration")
+            lines.append(f"  {bad} with a NaN or infinite loss")
+    for text in (*box.notes, *filter(None, [ending(box)])):
         lines += _wrapped(text, width, 2)
     return lines
 
 
 def _story(story: Story, width: int) -> list[str]:
     finding = story.finding
-    sure = certainty(finding.kind)
-    where = "; ".join([accounts.place(finding), *accounts.circumstances(story)])
-    lines = [_title(story)]
+    lines = [f"{story.severity.value.upper()}  {finding.kind}  {accounts.place(finding)}"]
     lines += _wrapped(accounts.sentence(finding.summary), width, 2)
-    lines += _part("What to change", accounts.sentence(finding.advice), width)
+    first, *others = accounts.parts(story)
+    lines += _part(*first, width)
     if change := change_of(finding):
         lines += [f"  In {finding.source}:", *(f"    {line}" for line in change)]
-    lines += _part("Where", where, width)
-    lines += _part("Since", accounts.since(story), width)
-    lines += _part("How sure", accounts.sentence(f"{sure.word}: {sure.why}"), width)
+    for part in others:
+        lines += _part(*part, width)
     for symptom in story.symptoms:
         f = symptom.finding
         explained = f"{f.kind} in {accounts.place(f)}, since step {f.first_step}"
@@ -233,12 +189,6 @@ def _story(story: Story, width: int) -> list[str]:
     if more := more_about(finding.kind):
         lines += _part("More", more, width)
     return lines
-
-
-def _title(story: Story) -> str:
-    finding = story.finding
-    words = [f"{story.severity.value.upper()}  {finding.kind}"]
-    return "  ".join([*words, accounts.place(finding)])
 
 
 def _evidence(shown: Sequence[Story]) -> list[str]:

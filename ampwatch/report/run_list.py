@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.report.headline import headline
-from ampwatch.report.report import one_line, summary_of
+from ampwatch.report.report import iterations, one_line
 from ampwatch.report.standing import judge_boxes
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def row_of(job: Sequence[Box]) -> RunRow:
         ranks=len(job),
         started_ns=started_ns,
         seconds=max(0, max(box.last_ns for box in job) - started_ns) / 1e9,
-        iterations=max(summary_of(box).iterations for box in job),
+        iterations=max(map(iterations, job)),
         level=verdict.level.value,
         state=head.state,
         cause=head.cause,

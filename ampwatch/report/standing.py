@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from ampwatch.report import accounts
 from ampwatch.report.verdict import RECENT_STEPS, Standing, judge
 from ampwatch.report.words import plain
-from ampwatch.state.rank import by_class
+from ampwatch.state.rank import RankState
 from ampwatch.wire.blackbox.document import to_json
-from ampwatch.wire.records import SKIP_CLASSES
+from ampwatch.wire.records import SKIP_CLASSES, FactsRecord, FindingRecord
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -87,7 +87,15 @@ def standing_of(box: Box) -> Standing:
         newest=box.steps[-1] if box.steps else None,
         findings={finding.key: finding for finding in box.findings},
         seen_s=seen_s,
-        skips=by_class({record.index: record for record in box.optimizers}.values()),
+        skips=state_of(box).skips,
         recent=recent,
         time_of=time_of,
     )
+
+
+def state_of(box: Box) -> RankState:
+    """Return the state of a rank that the records in its report add up to."""
+    state = RankState(box.identity)
+    state.apply(FactsRecord(box.facts), *box.steps, *box.optimizers, *box.ranges)
+    state.apply(*filter(None, [box.sampling]), *map(FindingRecord, box.findings))
+    return state

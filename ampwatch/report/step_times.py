@@ -140,6 +140,13 @@ def breakdown_of(box: Box) -> Breakdown | None:
     return breakdown(box.steps, box.device_phases)
 
 
+def notes(box: Box, told: Breakdown) -> list[str]:
+    """Return what is said below a breakdown: what was trained on in a second, and what was not seen."""
+    trained = rates(box.steps).words
+    first = [f"Trained on {' and '.join(trained)} per second."] if trained else []
+    return [*first, *told.unseen]
+
+
 class Rates(NamedTuple):
     """What is trained on in a second, as the program says.
 

@@ -61,9 +61,9 @@ def percent(share: float) -> str:
     return f"{digits:.6f}".rstrip("0").rstrip(".") + " %"
 
 
-def power(exponent: int) -> str:
-    """Write 2 to the power of ``exponent``, as in "2¹⁶"."""
-    return f"2{str(exponent).translate(_SUPERSCRIPTS)}"
+def power(exponent: int, base: int = 2) -> str:
+    """Write ``base`` to the power of ``exponent``, as in "2¹⁶"."""
+    return f"{base}{str(exponent).translate(_SUPERSCRIPTS)}"
 
 
 def power_of_two(value: float) -> str:

@@ -109,8 +109,7 @@ def _of_fact(name: str) -> Read:
 
 
 def _skipped_share(rank: RankState) -> float | None:
-    steps = sum(record.total_steps for record in rank.optimizers.values())
-    return sum(rank.skips.values()) / steps if steps else None
+    return sum(rank.skips.values()) / rank.attempted if rank.attempted else None
 
 
 def _overhead_share(rank: RankState) -> float | None:
@@ -537,6 +536,9 @@ LOGGED = tuple(
 )
 """What loggers are handed: numbers of the newest iteration, and from ``amp/sample_step`` on those of the
 newest in which gradients were measured."""
+
+FACTS = {fact.key: fact for fact in (*LOGGED, *WHOLE_RUN)}
+"""Every number that has a key, by it."""
 
 
 def flat(rank: RankState, facts: Iterable[Fact] = LOGGED) -> dict[str, float]:

@@ -103,33 +103,19 @@ class Findings:
     def sums(self) -> FindingSums:
         """The findings added up: the same object until there is something new."""
         if self._sums is None:
-            self._sums = FindingSums(
-                self.by_sort(), self.steps_by_kind(), self.newest_by_kind(), self.left_out
-            )
+            self._sums = self._add_up()
         return self._sums
 
-    def by_sort(self) -> dict[Sort, SortTotals]:
-        """Return the totals per kind, severity and whether another finding explains it."""
-        totals: dict[Sort, SortTotals] = {}
+    def _add_up(self) -> FindingSums:
+        sums = FindingSums({}, Counter(), {}, self.left_out)
         for key, finding in self.by_key.items():
-            sort = Sort(finding.kind, finding.severity, finding.root)
-            total = totals.setdefault(sort, SortTotals(0, 0))
+            seen_ns, kind = self._last_seen_ns[key], finding.kind
+            total = sums.by_sort.setdefault(
+                Sort(kind, finding.severity, finding.root), SortTotals(0, 0)
+            )
             total.num_places += 1
-            total.last_seen_ns = max(total.last_seen_ns, self._last_seen_ns[key])
-        return totals
-
-    def newest_by_kind(self) -> dict[str, tuple[Finding, int]]:
-        """Return the finding of each kind that was seen last, and when in Unix time. Unit: ns."""
-        newest: dict[str, tuple[Finding, int]] = {}
-        for key, finding in self.by_key.items():
-            seen_ns = self._last_seen_ns[key]
-            if finding.kind not in newest or seen_ns >= newest[finding.kind][1]:
-                newest[finding.kind] = finding, seen_ns
-        return newest
-
-    def steps_by_kind(self) -> Counter[str]:
-        """Return in how many iterations a finding was seen, per kind, added up over its places."""
-        steps: Counter[str] = Counter()
-        for finding in self.by_key.values():
-            steps[finding.kind] += finding.count
-        return steps
+            total.last_seen_ns = max(total.last_seen_ns, seen_ns)
+            sums.steps_by_kind[kind] += finding.count
+            if kind not in sums.newest_by_kind or seen_ns >= sums.newest_by_kind[kind][1]:
+                sums.newest_by_kind[kind] = finding, seen_ns
+        return sums

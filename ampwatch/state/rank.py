@@ -136,6 +136,11 @@ class RankState:
         return by_class(self.optimizers.values())
 
     @property
+    def attempted(self) -> int:
+        """Optimizer steps attempted since the run began, skipped ones included."""
+        return sum(record.total_steps for record in self.optimizers.values())
+
+    @property
     def loss_scale(self) -> float | None:
         """The newest loss scale; ``None`` without an enabled scaler."""
         if self.newest is None or math.isnan(self.newest.loss_scale):

@@ -10,7 +10,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as model
 
 from ampwatch import __version__
-from ampwatch.operate.grafana.boards import as_text
+from ampwatch.operate.grafana.work import as_text
 from dashboards.source.events import ALERTS, events
 from dashboards.source.links import TAG, others
 from dashboards.source.variables import variables

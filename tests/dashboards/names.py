@@ -83,7 +83,6 @@ _VALUES: tuple[tuple[str, str, frozenset[str]], ...] = tuple(
         ("ampwatch_finding.*", "severity", [severity.value for severity in Severity]),
         ("ampwatch_finding.*", "root", ["true", "false"]),
         ("ampwatch_gpu_ecc_errors_total", "severity", ["corrected", "uncorrected"]),
-        ("ampwatch_gpu_remapped_rows", "severity", ["correctable", "uncorrectable"]),
         ("ampwatch_gpu_info", "synthetic", ["true", "false"]),
         (".*", "class", [skip.label for skip in SKIP_CLASSES]),
         (".*", "collector", ["rings", "gpu"]),

@@ -28,7 +28,7 @@ HOST = b"Host: localhost\r\nAuthorization: Bearer @TOKEN@\r\n"
 SEEDS = (
     *(
         b"GET " + path + b" HTTP/1.1\r\n" + HOST + b"\r\n"
-        for path in (b"/", b"/metrics", b"/metrics?name[]=ampwatch_steps_total", b"/healthz", b"/sd", b"/state.json", b"/events", b"/debug/kernels.json", b"/map.json?run=gpt&rank=0&module=head", b"/blocks.json?run=gpt&rank=0&module=head", b"/whatif.json?run=gpt&rank=0&exponent=3", b"/nothing")
+        for path in (b"/", b"/metrics", b"/metrics?name[]=ampwatch_steps_total", b"/healthz", b"/sd", b"/state.json", b"/events", b"/debug/kernels.json", b"/map.json?run=gpt&rank=0&module=head", b"/whatif.json?run=gpt&rank=0&exponent=3", b"/nothing")
     ),
     b"GET /healthz?challenge=abc HTTP/1.1\r\n" + HOST + b"\r\nGET /sd HTTP/1.1\r\n" + HOST + b"\r\n",
     b"GET /metrics HTTP/1.1\r\n" + HOST + b"Accept: application/openmetrics-text; version=1.0.0\r\nAccept-Encoding: gzip;q=0.5\r\n\r\n",

@@ -156,13 +156,13 @@ def test_findings_are_counted_by_sort_and_by_kind() -> None:
     findings.put(finding("headroom_low", "a", severity=Severity.WARNING, count=2).finding, 40)
     findings.put(finding("headroom_low", "c", root=False, count=1).finding, 5)
 
-    by_sort = {s: (t.num_places, t.last_seen_ns) for s, t in findings.by_sort().items()}
+    by_sort = {s: (t.num_places, t.last_seen_ns) for s, t in findings.sums.by_sort.items()}
 
     assert {
         Sort("headroom_low", Severity.WARNING, root=True): (2, 40),
         Sort("headroom_low", Severity.CRITICAL, root=False): (1, 5),
     } == by_sort
-    assert findings.steps_by_kind() == {"headroom_low": 8}
+    assert findings.sums.steps_by_kind == {"headroom_low": 8}
 
 
 def test_a_finding_that_is_reported_again_as_it_was_changes_nothing() -> None:
@@ -184,8 +184,8 @@ def test_a_finding_that_gets_worse_is_counted_once() -> None:
     findings.put(finding(severity=Severity.WARNING, count=2).finding, 1)
     findings.put(finding(severity=Severity.CRITICAL, count=3).finding, 2)
 
-    assert [sort.severity for sort in findings.by_sort()] == [Severity.CRITICAL]
-    assert findings.steps_by_kind() == {"scale_collapse": 3}
+    assert [sort.severity for sort in findings.sums.by_sort] == [Severity.CRITICAL]
+    assert findings.sums.steps_by_kind == {"scale_collapse": 3}
 
 
 def test_too_many_findings_are_counted_but_not_kept() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ampwatch.host.fleet import Fleet
-from ampwatch.host.fleet.passes import CollectorPass
+from ampwatch.host.fleet.fleet import CollectorPass
 from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.host.page.page import Feed
 from ampwatch.settings import Settings

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.report.exponent_picture import zones
-from ampwatch.report.svg import linear, points_of, raised
+from ampwatch.report.pictures import linear, points_of, zones
+from ampwatch.report.words import power
 from ampwatch.wire.records import Topic
 from tools.cost.code import ROOT
 from tools.pictures.training import INTERVAL
@@ -150,7 +150,7 @@ def ranges() -> str:
             parts.append(
                 f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top - 6:.1f}" y2="{foot:.1f}"/>'
             )
-            parts.append(text(f"2{raised(exponent)}", x, foot + 18, "said", "middle"))
+            parts.append(text(power(exponent), x, foot + 18, "said", "middle"))
     said = []
     for row, fmt in enumerate(FORMATS[name] for name in OF_PAGE):
         y = top + pitch * row
@@ -190,7 +190,7 @@ def number(value: float) -> str:
     if 0.01 <= value < 1e6:
         return f"{value:g}" if value != int(value) else str(int(value))
     mantissa, _, exponent = f"{value:.1e}".partition("e")
-    return f"{mantissa}·10{raised(int(exponent))}"
+    return f"{mantissa}·{power(int(exponent), 10)}"
 
 
 def gradients(kept: Measured, scale: int = 0) -> str:
@@ -220,14 +220,12 @@ def gradients(kept: Measured, scale: int = 0) -> str:
         flushed += count if sort == "flushed" else 0
         if exponent > low:
             x = across(exponent - 1)
-            said = f"2{raised(exponent - 1)} to 2{raised(exponent)}: {count} gradients"
+            said = f"{power(exponent - 1)} to {power(exponent)}: {count} gradients"
             parts.append(
                 box(sort, x + 0.5, up(count), across(exponent) - x - 1, foot - up(count), said)
             )
-    parts += [
-        text(f"2{raised(e)}", across(e), foot + 18, "said", "middle") for e in range(-50, high, 10)
-    ]
-    what = "as they are" if not scale else f"multiplied by a loss scale of 2{raised(scale)}"
+    parts += [text(power(e), across(e), foot + 18, "said", "middle") for e in range(-50, high, 10)]
+    what = "as they are" if not scale else f"multiplied by a loss scale of {power(scale)}"
     said = f"Gradients of a training, {what}: {flushed / whole:.1%} of them become zero in float16"
     parts.append(text(f"{flushed / whole:.1%} become zero", across(low) + 8, top + 22, "name"))
     return svg(foot + 30, said, parts)
@@ -245,8 +243,7 @@ def course(kept: Measured) -> str:
         for e in range(lowest, highest + 1)
     ]
     parts += [
-        text(f"2{raised(e)}", LEFT - 10, up(e) + 4, "said", "end")
-        for e in range(lowest, highest + 1)
+        text(power(e), LEFT - 10, up(e) + 4, "said", "end") for e in range(lowest, highest + 1)
     ]
     parts += [
         text(str(step), across(step), foot + 18, "said", "middle")
@@ -293,7 +290,7 @@ def blocks(kept: Measured) -> str:
         for distance, count in counts.items():
             if -distance > low:
                 share = count / whole
-                said = f"2{raised(-distance - 1)} to 2{raised(-distance)} of it: {share:.1%}"
+                said = f"{power(-distance - 1)} to {power(-distance)} of it: {share:.1%}"
                 left, right = across(-distance - 1), across(-distance)
                 parts.append(
                     box("normal", left + 0.5, up(share), right - left - 1, foot - up(share), said)
@@ -307,8 +304,7 @@ def blocks(kept: Measured) -> str:
             parts.append(text(f"{name}: {share:.1%}", x - 4, y, "said", "end"))
             told.append(f"{name} {share:.1%}")
         parts += [
-            text(f"2{raised(e)}", across(e), foot + 18, "said", "middle")
-            for e in range(low, high, 8)
+            text(power(e), across(e), foot + 18, "said", "middle") for e in range(low, high, 8)
         ]
     half = len(marks)
     said = (

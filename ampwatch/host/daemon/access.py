@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from http.client import HTTPMessage
     from pathlib import Path
 
-    from ampwatch.host.daemon.basic_auth import BasicAuth
+    from ampwatch.host.daemon.protection import BasicAuth
 
 OPEN_PATHS = frozenset({"/healthz"})
 """What answers without a token: it says who serves, which a training must know before it believes

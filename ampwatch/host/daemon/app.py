@@ -27,13 +27,12 @@ from ampwatch.host.daemon.detach import detach
 from ampwatch.host.daemon.discovery import MachineDirectories, check_may_tidy_all
 from ampwatch.host.daemon.ended import MACHINE, OPEN_TO_ALL, EndedRuns
 from ampwatch.host.daemon.handler import parse_address
-from ampwatch.host.daemon.known_names import KnownNames
 from ampwatch.host.daemon.push import open_pusher
 from ampwatch.host.daemon.server import Server
 from ampwatch.host.daemon.site import Site
 from ampwatch.host.daemon.watcher import Rescue, RingWatcher
 from ampwatch.host.fleet import Fleet
-from ampwatch.host.fleet.passes import CollectorPass
+from ampwatch.host.fleet.fleet import CollectorPass
 from ampwatch.host.gpu.collector import gpu_collector
 from ampwatch.runtime import (
     DAEMON_READ,
@@ -140,9 +139,8 @@ class Daemon:
             clock=clock,
         )
         # The daemon of one user finds the rings of that user alone, whose all names are then.
-        self._names: KnownNames | None = None
         if options.machine:
-            self._names = KnownNames(directory, self.fleet.owners)
+            self.fleet.owners.keep_in(directory)
         self._gpus = gpu_collector(self.fleet, self._passes, settings)
         site = Site(
             self.fleet,
@@ -262,8 +260,7 @@ class Daemon:
                 self._gpus.stop()
             if self._pusher is not None:
                 self._pusher.stop()
-            if self._names is not None:
-                self._names.save()
+            self.fleet.owners.save()
             if self._announcement is not None:
                 self._announcement.retract()
             # Last: whoever takes the lock next binds the same port.
@@ -289,8 +286,7 @@ class Daemon:
         if self._gpus is not None:
             self._gpus.check()
         self.fleet.compare_views()
-        if self._names is not None:
-            self._names.update()
+        self.fleet.owners.save_if_due()
         if self._polled_at - self._collected_at > COLLECT_SECONDS:
             self._collected_at = self._polled_at
             gc.collect()

@@ -94,11 +94,13 @@ class Listing(NamedTuple):
         rows: The runs, the newest first.
         num_left_out: Runs and files that are older than these, for which there is no room.
         problems: Why a file cannot be read, in sentences.
+        picked: What the ranks of each run that was asked for have left; nothing of one that is not listed.
     """
 
     rows: list[RunRow]
     num_left_out: int
     problems: list[str]
+    picked: list[list[Box]]
 
 
 class EndedRuns:
@@ -139,32 +141,13 @@ class EndedRuns:
         except ReportError:
             return ""
 
-    def listing(self, step_aside: StepAside = float) -> Listing:
-        """Return the list as it is now.
+    def listing(self, picked: Sequence[str] = (), step_aside: StepAside = float) -> Listing:
+        """Return the list as it is now, and the runs of these keys.
 
         Args:
+            picked: Keys of rows.
             step_aside: Lets what is urgent go first, for at most so many seconds; returns what is left of them.
         """
-        ended, num_left_out, problems = self._read(step_aside)
-        rows = [each.row for each in ended]
-        return Listing(rows[:MAX_RUNS], num_left_out + len(rows[MAX_RUNS:]), problems)
-
-    def boxes(self, key: str, step_aside: StepAside = float) -> list[Box]:
-        """Return what the ranks of a run of the list have left; nothing if the list has no such run.
-
-        Args:
-            key: The key of its row.
-            step_aside: As for ``listing``.
-        """
-        ended, _, _ = self._read(step_aside)
-        found = next((each for each in ended[:MAX_RUNS] if each.row.key == key), None)
-        if found is None:
-            return []
-        boxes, _ = _boxes_of(found.files, _patient(step_aside))
-        return next((job for job in jobs(boxes) if row_of(job).key == key), [])
-
-    def _read(self, step_aside: StepAside) -> tuple[list[Ended], int, list[str]]:
-        """Return the runs, how many files are left out, and what is wrong with others."""
         found, num_left_out = self._found()
         wait = _patient(step_aside)
         self._known = {
@@ -179,7 +162,14 @@ class EndedRuns:
             if each.row.has_ended or not each.ranks & live
         ]
         ended.sort(key=lambda each: each.row.started_ns, reverse=True)
-        return ended, num_left_out, [text for _, texts in self._known.values() for text in texts]
+        shown, rest = ended[:MAX_RUNS], ended[MAX_RUNS:]
+        by_key = {each.row.key: each for each in reversed(shown)}
+        return Listing(
+            [each.row for each in shown],
+            num_left_out + len(rest),
+            [text for _, texts in self._known.values() for text in texts],
+            [_boxes(by_key[key], wait) if key in by_key else [] for key in picked],
+        )
 
     def _found(self) -> tuple[list[File], int]:
         """Return the files to read, and how many more there are."""
@@ -251,6 +241,12 @@ def _ended(group: tuple[File, ...], wait: Callable[[], None]) -> tuple[list[Ende
         ended.append(Ended(row_of(job), frozenset(box.identity for box in job), group))
         wait()
     return ended, problems
+
+
+def _boxes(run: Ended, wait: Callable[[], None]) -> list[Box]:
+    """Return what the ranks of a run have left."""
+    boxes, _ = _boxes_of(run.files, wait)
+    return next((job for job in jobs(boxes) if row_of(job).key == run.row.key), [])
 
 
 def _boxes_of(group: Sequence[File], wait: Callable[[], None]) -> tuple[list[Box], list[str]]:

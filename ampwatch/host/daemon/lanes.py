@@ -1,4 +1,4 @@
-"""Threads that make answers, one a kind, so that no kind of answer waits for another one.
+"""Threads that make answers, one a kind, so that no kind of answer waits for another one, and who is first.
 
 A connection costs no thread: only the answer to a whole request is made in one. What many ask
 for at the same time is made once for all of them.
@@ -6,11 +6,13 @@ for at the same time is made once for all of them.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import deque
 from concurrent.futures import Future
 from contextlib import contextmanager
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -132,3 +134,34 @@ class Precedence:
         with self._changed:
             self._changed.wait_for(lambda: not self._urgent, seconds)
         return seconds - (time.monotonic() - begin)
+
+
+class Turns:
+    """Lets one request go on in each pass of the loop, that of the client first who was answered longest ago.
+
+    A thousand clients that always have a next request would otherwise all have their turn in each
+    pass, and whoever comes for one scrape needs several passes.
+    """
+
+    def __init__(self) -> None:
+        self._waiting = asyncio.PriorityQueue[tuple[float, int, asyncio.Future[None]]]()
+        self._numbers = count()
+
+    async def wait(self, answered: float) -> None:
+        """Wait for a turn.
+
+        Args:
+            answered: Time of the loop at which this client was answered last, 0 if it never was. Unit: s.
+        """
+        turn = asyncio.get_running_loop().create_future()
+        # By number where two have waited equally long: futures cannot be compared.
+        self._waiting.put_nowait((answered, next(self._numbers), turn))
+        await turn
+
+    async def run(self) -> None:
+        """Give turns until it is cancelled."""
+        while True:
+            _, _, turn = await self._waiting.get()
+            if not turn.done():  # a client that has left does not take anybody's
+                turn.set_result(None)
+                await asyncio.sleep(0)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from ampwatch.errors import DaemonError
-from ampwatch.host.fleet.passes import CollectorPass
+from ampwatch.host.fleet.fleet import CollectorPass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

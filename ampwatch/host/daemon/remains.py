@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.errors import ReportError, RingError
 from ampwatch.host.daemon.discovery import find_rings
-from ampwatch.host.fleet.jobs import START_WINDOW_NS
+from ampwatch.host.fleet.jobs import together
 from ampwatch.host.fleet.rank import STALE_STEPS
 from ampwatch.runtime import RING_SUFFIX, ring_directories
 from ampwatch.state.salvage import SILENT, read_ring
@@ -17,12 +17,11 @@ from ampwatch.wire.blackbox.box import joined
 from ampwatch.wire.records import RunState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from ampwatch.settings import Settings
     from ampwatch.wire.blackbox import Box
-    from ampwatch.wire.records import RunIdentity
 
 VANISHED = (
     "It has not said how it ended, and left no ring on this machine: killed, out of memory, or"
@@ -126,18 +125,10 @@ _EVERYTHING = 4096
 
 
 def jobs(boxes: Iterable[Box]) -> list[list[Box]]:
-    """Return the boxes of each job, by rank; the job that started first first.
-
-    The ranks of a job have one name and size, start within ten minutes, and are not the same.
-    """
-    found: list[list[Box]] = []
-    for box in sorted(boxes, key=lambda box: box.identity.started_ns):
-        job = next((job for job in found if _admits(job, box.identity)), None)
-        if job is None:
-            found.append([box])
-        else:
-            job.append(box)
-    return [sorted(job, key=lambda box: box.identity.rank) for job in found]
+    """Return the boxes of each job, by rank; the job that started first first."""
+    in_order = sorted(boxes, key=lambda box: box.identity.started_ns)
+    found = together(in_order, lambda box: box.identity.run)
+    return [[job[rank] for rank in sorted(job)] for job in found]
 
 
 def is_silent(box: Box, now: float, stale_seconds: float) -> bool:
@@ -152,15 +143,6 @@ def is_silent(box: Box, now: float, stale_seconds: float) -> bool:
     known = [s.duration_s for s in box.steps[-32:] if s.duration_s > 0]
     usual = statistics.median(known) if known else 0.0
     return silence > stale_seconds and silence > STALE_STEPS * usual
-
-
-def _admits(job: Sequence[Box], who: RunIdentity) -> bool:
-    first = job[0].identity
-    return (
-        (who.run, who.world_size) == (first.run, first.world_size)
-        and who.started_ns - first.started_ns <= START_WINDOW_NS
-        and all(who.rank != box.identity.rank for box in job)
-    )
 
 
 def _together(known: Box, ring: Box) -> Box:

@@ -27,11 +27,10 @@ import h11
 
 from ampwatch.errors import DaemonError
 from ampwatch.host.daemon.handler import Handler
-from ampwatch.host.daemon.lanes import Lane, LaneFullError
+from ampwatch.host.daemon.lanes import Lane, LaneFullError, Turns
 from ampwatch.host.daemon.protection import Protection
 from ampwatch.host.daemon.site import LANES, sentence
 from ampwatch.host.daemon.stream import CHUNK, Stream
-from ampwatch.host.daemon.turns import Turns
 from ampwatch.wire.rendezvous.port_owner import port_owner
 
 if TYPE_CHECKING:
@@ -198,6 +197,7 @@ class Server:
             self._loop = loop
             if self._is_stopping:
                 self._stop.set()
+        giving = loop.create_task(self._turns.run())
         accepting = loop.create_task(self._accept())
         stopping = loop.create_task(self._stop.wait())
         try:
@@ -205,7 +205,7 @@ class Server:
             if accepting.done():
                 accepting.result()
         finally:
-            tasks = [accepting, stopping, *self._streams.values()]
+            tasks = [giving, accepting, stopping, *self._streams.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

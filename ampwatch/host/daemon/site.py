@@ -13,7 +13,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from ampwatch import __version__, laboratory
+from ampwatch import __version__
 from ampwatch.errors import did_you_mean
 from ampwatch.host.daemon.assets import find_assets, find_pages
 from ampwatch.host.daemon.ended import DAYS, EndedRuns
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
     from ampwatch.host.fleet import Fleet
-    from ampwatch.host.fleet.passes import CollectorPass
+    from ampwatch.host.fleet.fleet import CollectorPass
 
 SERVICE = "ampwatch"
 
@@ -49,14 +49,14 @@ LANES = dict.fromkeys(("metrics", "health", "page", "rest", "rare"), 512) | {
 many may wait. Of guessed passwords few: whoever logs in for the first time waits behind them, each
 for up to a quarter of a second."""
 
+SHARED = frozenset({"/state.json", "/ranks"})
+"""Paths whose answer is one for all who ask for it at the same time."""
+
 MAX_STREAMS = 64
 """Open pages at a time."""
 
 MAX_GUESSED = 200
 """Longest path for which a near one is looked for: that takes time for each pair of letters."""
-
-MAP_FIELDS = ("run", "rank", "module")
-"""What a map may be asked for; the last one for one module of it."""
 
 MAX_ASKED = 1000
 """Characters of a name in a query that are read."""
@@ -180,7 +180,6 @@ class Site:
         self._rank_lists = RankLists(fleet, step_aside=self._feed.step_aside)
         self._maps = Maps(fleet, self._feed.step_aside)
         self._what_ifs = WhatIfs(fleet)
-        self._blocks = laboratory.load("page.block_state").BlockStates(fleet)
         self._external_address = external_address
         self._is_stuck = is_stuck
         self._https = https
@@ -192,20 +191,20 @@ class Site:
         pages = find_pages()
         self._assets = find_assets() | pages
         self._streams = threading.BoundedSemaphore(MAX_STREAMS)
-        self._routes: dict[str, Callable[[Request], Response]] = {
-            "/metrics": self._metrics,
-            "/healthz": self._health,
-            "/sd": self._discovery,
-            "/state.json": self._state,
-            "/ranks": self._ranks,
-            "/events": self._events,
-            "/map.json": self._map,
-            "/blocks.json": self._block_losses,
-            "/whatif.json": self._what_if,
-            "/debug/kernels.json": self._kernels,
-            ENDED.route: self._ended_runs,
-            REPORT: self._report,
-        } | dict.fromkeys(self._assets, self._asset)
+        # The kind of each answer, one of ``LANES``, and what makes it.
+        self._routes: dict[str, tuple[str, Callable[[Request], Response]]] = {
+            "/metrics": ("metrics", self._metrics),
+            "/healthz": ("health", self._health),
+            "/sd": ("rest", self._discovery),
+            "/state.json": ("page", self._state),
+            "/ranks": ("page", self._ranks),
+            "/events": ("page", self._events),
+            "/map.json": ("page", self._map),
+            "/whatif.json": ("page", self._what_if),
+            "/debug/kernels.json": ("page", self._kernels),
+            ENDED.route: ("reports", self._ended_runs),
+            REPORT: ("reports", self._report),
+        } | dict.fromkeys(self._assets, ("rest", self._asset))
         # Of pages to read their lists are enough: there are a hundred.
         listed = self._routes.keys() - {REPORT} - {path for path in pages if path[-1] != "/"}
         self._listed = sorted(listed)
@@ -223,7 +222,8 @@ class Site:
                 f"There is nothing here{near or '.'} The daemon serves {', '.join(self._listed)}."
             )
             return sentence(HTTPStatus.NOT_FOUND, text)
-        return route(request)
+        _, make = route
+        return make(request)
 
     def lane(self, request: Request) -> tuple[str, str | None]:
         """Return the kind of answer that a request wants, one of ``LANES``.
@@ -234,19 +234,8 @@ class Site:
         if request.path == "/metrics":
             usual = self._exporter.usual(request.accept, request.query.get("name[]", []))
             return ("rare", None) if usual is None else ("metrics", usual)
-        if request.path in {"/state.json", "/ranks"}:
-            return "page", request.path
-        if request.path in {
-            "/events",
-            "/map.json",
-            "/blocks.json",
-            "/whatif.json",
-            "/debug/kernels.json",
-        }:
-            return "page", None
-        if request.path in {ENDED.route, REPORT}:
-            return "reports", None
-        return ("health" if request.path == "/healthz" else "rest"), None
+        lane, _ = self._routes.get(request.path, ("rest", None))
+        return lane, request.path if request.path in SHARED else None
 
     def _metrics(self, request: Request) -> Response:
         names = request.query.get("name[]", [])
@@ -286,13 +275,11 @@ class Site:
 
     def _map(self, request: Request) -> Response:
         """Answer with the map of the modules of a rank, or with the course of one of them."""
-        run, rank, module = (_asked(request.query, name) for name in MAP_FIELDS)
+        run, rank, module = _member(request.query)
         if run is None or rank is None:
             text = "Expected a run and a rank of it, as in /map.json?run=train&rank=0."
             return sentence(HTTPStatus.BAD_REQUEST, text)
-        # An empty value of a query is none, so the root goes by the name that metrics have for it.
-        name = "" if module == ROOT_MODULE else module
-        answer = self._maps.answer(run, rank, name)
+        answer = self._maps.answer(run, rank, module)
         if answer is None:
             text = (
                 "There is no such run here, or it has no such rank, or no such module is measured."
@@ -303,22 +290,9 @@ class Site:
             return Response(status=HTTPStatus.NOT_MODIFIED, headers=headers)
         return Response(answer.packed, JSON, headers=headers, packed=True)
 
-    def _block_losses(self, request: Request) -> Response:
-        """Answer with what the gradients of a rank, or of a module of it, would lose in block-scaled formats."""
-        run, rank, module = (_asked(request.query, name) for name in MAP_FIELDS)
-        if run is None or rank is None:
-            text = "Expected a run and a rank of it, as in /blocks.json?run=train&rank=0."
-            return sentence(HTTPStatus.BAD_REQUEST, text)
-        state = self._blocks.of(run, rank, "" if module == ROOT_MODULE else module)
-        if state is None:
-            return sentence(
-                HTTPStatus.NOT_FOUND, "There is no such run here, or it has no such rank."
-            )
-        return json_response(state)
-
     def _what_if(self, request: Request) -> Response:
         """Answer with what would become of the gradients of a rank, or of a module of it."""
-        run, rank, module = (_asked(request.query, name) for name in MAP_FIELDS)
+        run, rank, module = _member(request.query)
         exponent = _asked(request.query, "exponent")
         try:
             power = None if exponent is None else int(exponent)
@@ -330,14 +304,11 @@ class Site:
                 " /whatif.json?run=train&rank=0&format=float16&exponent=12."
             )
             return sentence(HTTPStatus.BAD_REQUEST, text)
-        name = "" if module == ROOT_MODULE else module
-        state = self._what_ifs.of(
-            Asked(run, rank, name, _asked(request.query, "format") or "", power)
-        )
+        fmt = _asked(request.query, "format") or ""
+        state = self._what_ifs.of(Asked(run, rank, module, fmt, power))
         if state is None:
-            return sentence(
-                HTTPStatus.NOT_FOUND, "There is no such run here, or it has no such rank."
-            )
+            text = "There is no such run here, or it has no such rank."
+            return sentence(HTTPStatus.NOT_FOUND, text)
         return json_response(state)
 
     def _kernels(self, _: Request) -> Response:
@@ -349,9 +320,8 @@ class Site:
         if why := self._ended.refusal():
             return Response(refused_html(why).encode(), HTML, HTTPStatus.FORBIDDEN)
         picked = _all_asked(request.query, PICKED)
-        wait = self._precedence.step_aside
-        found = [self._ended.boxes(key, wait) for key in picked] if len(picked) == 2 else []
-        listing = self._ended.listing(wait)
+        two = picked if len(picked) == 2 else []
+        listing = self._ended.listing(two, self._precedence.step_aside)
         page = list_html(
             listing.rows,
             directory=self._ended.directory,
@@ -359,7 +329,7 @@ class Site:
             num_left_out=listing.num_left_out,
             problems=listing.problems,
             picked=picked,
-            compared=found if all(found) else (),
+            compared=listing.picked if all(listing.picked) else (),
         )
         return Response(page.encode(), HTML)
 
@@ -367,9 +337,8 @@ class Site:
         """Answer with the report of a run of that list."""
         if why := self._ended.refusal():
             return Response(refused_html(why).encode(), HTML, HTTPStatus.FORBIDDEN)
-        boxes = self._ended.boxes(
-            "".join(_all_asked(request.query, PICKED)), self._precedence.step_aside
-        )
+        key = "".join(_all_asked(request.query, PICKED))
+        (boxes,) = self._ended.listing([key], self._precedence.step_aside).picked
         if not boxes:
             text = "The list of ended runs, /ended/, has no such run, or has it no more."
             return sentence(HTTPStatus.NOT_FOUND, text)
@@ -430,6 +399,13 @@ def _shown(query: Mapping[str, list[str]]) -> Shown:
         return Shown(run, rank)
     other, _, index = beside.rpartition(":")
     return Shown(run, rank, (other, index))
+
+
+def _member(query: Mapping[str, list[str]]) -> tuple[str | None, str | None, str | None]:
+    """Return the run, the rank and the module of it that are asked for."""
+    run, rank, module = (_asked(query, name) for name in ("run", "rank", "module"))
+    # An empty value of a query is none, so the root goes by the name that metrics have for it.
+    return run, rank, "" if module == ROOT_MODULE else module
 
 
 def _all_asked(query: Mapping[str, list[str]], name: str) -> list[str]:

@@ -215,7 +215,7 @@ class RingWatcher:
             until = ring.last_ns / 1e9 + FLIGHT_RECORDER_SECONDS
             self._settle(path, remove_after=until, is_over=True, died=True)
             if self._rescue is not None:
-                self._rescue.died(path, ring.reader.identity)
+                self._rescue.write(path, ring.reader.identity, RunState.FAILED)
         elif signature is not None and not signature.is_same_file(ring.signature):
             # Somebody put another file in its place, which is taken up right after this.
             self._settle(path, remove_after=NEVER)
@@ -225,14 +225,16 @@ class RingWatcher:
         # Its ring is read from the oldest record again, as after a start of the daemon.
         self._fleet.forget(str(path))
         if self._rescue is not None:
-            self._rescue.spoke_again(path, identity)
+            self._rescue.forget(identity)
 
     def _detect_silence(self, path: Path, ring: _Followed) -> None:
         """Notify the rescue when a writer that lives falls silent, and when it goes on."""
         is_silent = self._fleet.state_of(str(path)) is RunState.STALE
         if is_silent != ring.is_silent and self._rescue is not None:
-            notify = self._rescue.fell_silent if is_silent else self._rescue.spoke_again
-            notify(path, ring.reader.identity)
+            if is_silent:
+                self._rescue.write(path, ring.reader.identity, RunState.STALE)
+            else:
+                self._rescue.forget(ring.reader.identity)
         ring.is_silent = is_silent
 
     def _end_of(self, ring: _Followed) -> float:
@@ -339,22 +341,8 @@ class Rescue:
         self.failures = 0
         self._settings = settings
 
-    def died(self, path: Path, identity: RunIdentity) -> None:
-        """Write the report of a writer that is gone and has not said why. Never raises."""
-        self._salvage(path, identity, RunState.FAILED)
-
-    def fell_silent(self, path: Path, identity: RunIdentity) -> None:
-        """Write the report of a writer that lives, but has not ended a step for long. Never raises."""
-        self._salvage(path, identity, RunState.STALE)
-
-    def spoke_again(self, _path: Path, identity: RunIdentity) -> None:
-        """Remove the report of a writer that has ended a step after all, or has said that it ends."""
-        try:
-            forget_silence(identity, self._settings)
-        except OSError as error:
-            logger.warning("the report of run %s cannot be removed: %s", identity.run, error)
-
-    def _salvage(self, path: Path, identity: RunIdentity, state: RunState) -> None:
+    def write(self, path: Path, identity: RunIdentity, state: RunState) -> None:
+        """Write the report of a writer that is gone and has not said why, or that is silent. Never raises."""
         try:
             salvage(path, identity, state, self._settings)
         except Exception as error:  # noqa: BLE001 - a boundary, see below
@@ -363,3 +351,10 @@ class Rescue:
             self.failures += 1
             text = "cannot write the report of run %s (%s): %s"
             logger.warning(text, identity.run, state.value, error)
+
+    def forget(self, identity: RunIdentity) -> None:
+        """Remove the report of a writer that has ended a step after all, or has said that it ends."""
+        try:
+            forget_silence(identity, self._settings)
+        except OSError as error:
+            logger.warning("the report of run %s cannot be removed: %s", identity.run, error)

@@ -7,8 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.performance.kinds import TENSOR_VIEWS_DISAGREE
-from ampwatch.host.fleet.gpu_users import gpu_of
-from ampwatch.host.fleet.gpus import Feature
+from ampwatch.host.fleet.gpus import Feature, gpu_of
 from ampwatch.host.fleet.tensor_views import TensorViews
 from ampwatch.report.op_shares import nanoseconds_by_unit
 from ampwatch.wire.records import RunState

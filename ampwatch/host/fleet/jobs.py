@@ -8,47 +8,82 @@ labels, in whatever order it finds the rings.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
     from ampwatch.host.fleet.owners import NameOwners
     from ampwatch.host.fleet.rank import RankView
+    from ampwatch.wire.records import RunIdentity
 
 START_WINDOW_NS = 600 * 1_000_000_000
 """The ranks of a job start within this time of one another: they wait for each other in
 ``init_process_group``, which gives up after ten minutes with NCCL. Unit: ns."""
 
 
-@dataclass(slots=True)
+class Process(Protocol):
+    """A process of a job, or what it has left."""
+
+    @property
+    def identity(self) -> RunIdentity:
+        """Who it is."""
+
+
+P = TypeVar("P", bound=Process)
+
+
+def together(processes: Iterable[P], whose: Callable[[P], Hashable]) -> list[dict[int, P]]:
+    """Return the processes of each job, by rank; the job that started first first.
+
+    The ranks of a job have one name, owner and size, start within ``START_WINDOW_NS``, and are not the same.
+
+    Limits: jobs of one name and size that start at the same time mix where they share no
+    rank number here; a rank that starts later than ``START_WINDOW_NS``, or again while
+    others of its job live, counts as a job of its own.
+
+    Args:
+        processes: In the order in which they started.
+        whose: Returns the name and the owner of the job of one.
+    """
+    jobs: list[dict[int, P]] = []
+    # Those that lack ranks, by name and size: a sweep of a thousand runs asks each of them otherwise.
+    incomplete: dict[Hashable, list[dict[int, P]]] = {}
+    for process in processes:
+        who = process.identity
+        namesakes = incomplete.setdefault((whose(process), who.world_size), [])
+        place = next((i for i, job in enumerate(namesakes) if _admits(job, who)), len(namesakes))
+        if place == len(namesakes):
+            jobs.append({})
+            namesakes.append(jobs[-1])
+        job = namesakes[place]
+        job[who.rank] = process
+        if len(job) >= who.world_size:
+            del namesakes[place]
+    return jobs
+
+
+def _admits(job: Mapping[int, Process], who: RunIdentity) -> bool:
+    """Return whether ``who``, which started last, can be one of the ranks of ``job``."""
+    first = next(iter(job.values()))
+    return who.rank not in job and who.started_ns - first.identity.started_ns <= START_WINDOW_NS
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """Ranks that train together.
 
     Attributes:
         name: Name of the run.
         uid: User whose it is.
-        world_size: Number of ranks, those on other machines included.
-        started_ns: Unix time at which the first of them started. Unit: ns.
         ranks: Those on this machine, by their number.
     """
 
     name: str
     uid: int
-    world_size: int
-    started_ns: int
-    ranks: dict[int, RankView] = field(default_factory=dict)
-
-    def admits(self, view: RankView) -> bool:
-        """Return whether ``view``, which started last, can be one of the ranks."""
-        who = view.identity
-        return (
-            (view.name, view.uid, who.world_size) == (self.name, self.uid, self.world_size)
-            and who.rank not in self.ranks
-            and who.started_ns - self.started_ns <= START_WINDOW_NS
-        )
+    ranks: dict[int, RankView]
 
     @property
     def ended(self) -> bool:
@@ -70,28 +105,13 @@ class Job:
 def jobs_of(views: Mapping[str, RankView]) -> list[Job]:
     """Return the jobs of ``views``, the one that started first first.
 
-    Limits: jobs of one name and size that start at the same time mix where they share no
-    rank number here; a rank that starts later than ``START_WINDOW_NS``, or again while
-    others of its job live, counts as a job of its own.
-
     Args:
         views: Ranks by the path of their ring, which decides where two started at once.
     """
-    jobs: list[Job] = []
-    # Those that lack ranks, by name: a sweep of a thousand runs asks each of them otherwise.
-    incomplete: dict[tuple[str, int], list[Job]] = {}
-    for _, view in sorted(views.items(), key=lambda item: (item[1].identity.started_ns, item[0])):
-        namesakes = incomplete.setdefault((view.name, view.uid), [])
-        job = next((job for job in namesakes if job.admits(view)), None)
-        if job is None:
-            who = view.identity
-            job = Job(view.name, view.uid, who.world_size, who.started_ns)
-            jobs.append(job)
-            namesakes.append(job)
-        job.ranks[view.identity.rank] = view
-        if len(job.ranks) >= job.world_size:
-            namesakes.remove(job)
-    return jobs
+    order = sorted(views.items(), key=lambda item: (item[1].identity.started_ns, item[0]))
+    found = together((view for _, view in order), lambda view: (view.name, view.uid))
+    firsts = (next(iter(ranks.values())) for ranks in found)
+    return [Job(first.name, first.uid, ranks) for first, ranks in zip(firsts, found, strict=True)]
 
 
 def label(jobs: Iterable[Job], owners: NameOwners) -> list[RankView]:

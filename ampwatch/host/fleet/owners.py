@@ -2,17 +2,32 @@
 
 A ring says what its run is called and when it began, and anybody may write that into a ring. Who
 owns the ring's file the kernel says. So a name belongs to the user whose run of that name was seen
-first, for as long as the series of that run may be looked at.
+first, for as long as the series of that run may be looked at. A file keeps that for the next daemon.
 """
 
 from __future__ import annotations
 
+import json
+import logging
+import os
 import pwd
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ampwatch.state.text import encodable
+from ampwatch.wire.ring.text import parse_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+NAMES_FILE = "runs.json"
+
+SAVE_SECONDS = 3600.0
+"""Time after which it is written though no owner has changed: when a run was there last has. Unit: s."""
 
 KEPT_SECONDS = 30 * 86400.0
 """Time for which a name stays its owner's after the last run of that name: Prometheus keeps samples
@@ -23,6 +38,8 @@ MAX_NAMES = 512
 
 MAX_USER = 64
 """Characters of the name of a user."""
+
+logger = logging.getLogger(__name__)
 
 
 class Owner(NamedTuple):
@@ -40,13 +57,15 @@ class Owner(NamedTuple):
 class NameOwners:
     """The owners of the names of runs.
 
-    Attributes:
-        version: Counts the changes of owners.
+    Args:
+        clock: Monotonic time. Unit: s.
     """
 
-    def __init__(self) -> None:
-        self.version = 0
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._owners: dict[str, Owner] = {}
+        self._clock = clock
+        self._path: Path | None = None
+        self._is_saved, self._due_s = True, 0.0
 
     def claim(self, name: str, uid: int, now: float) -> None:
         """Note that a run of this name and user is there; the name is that user's if it is nobody's.
@@ -58,7 +77,7 @@ class NameOwners:
         """
         owner = self._owners.get(name)
         if owner is None or now - owner.seen_s > KEPT_SECONDS:
-            self.version += 1
+            self._is_saved = False
             self._make_room(uid)
         elif owner.uid != uid:
             return
@@ -75,6 +94,32 @@ class NameOwners:
     def dump(self) -> dict[str, Owner]:
         """Return all owners by name, for a daemon to come."""
         return dict(self._owners)
+
+    def keep_in(self, directory: Path) -> None:
+        """Read the file in the runtime directory, which lets nobody else in, and write it from now on."""
+        self._path, self._due_s = directory / NAMES_FILE, self._clock() + SAVE_SECONDS
+        with suppress(OSError, ValueError):  # none yet, or half of one
+            self.load(parse_json(self._path.read_bytes()))
+
+    def save_if_due(self) -> None:
+        """Write the file if there is something new. Trouble is logged, and tried again in an hour."""
+        if not self._is_saved or self._clock() >= self._due_s:
+            self.save()
+
+    def save(self) -> None:
+        """Write the file, if these are kept in one."""
+        self._is_saved, self._due_s = True, self._clock() + SAVE_SECONDS
+        if self._path is None:
+            return
+        # Whole under another name first: a daemon that is killed meanwhile leaves the old one.
+        draft = self._path.with_suffix(".new")
+        try:
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                json.dump(self._owners, file)
+            draft.replace(self._path)
+        except OSError as error:
+            logger.warning("whose the names of runs are cannot be kept in %s: %s", draft, error)
 
     def load(self, owners: Any) -> None:
         """Take over what a daemon before this one has known; what makes no sense is left out."""

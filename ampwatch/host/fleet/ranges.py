@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.gradients.lost_gradients import GRADIENTS
 from ampwatch.host.fleet.gradients import GradientHistory, unscaled
-from ampwatch.host.fleet.histogram import Histogram
+from ampwatch.host.fleet.histogram import Histogram, Peak
 from ampwatch.host.fleet.module_map import ModuleMap
 from ampwatch.host.fleet.modules import Modules
-from ampwatch.host.fleet.peak import Peak
 from ampwatch.host.fleet.trouble import Trouble, judged, notable, worst
 from ampwatch.numerics.block_casts import cast_to_all
 from ampwatch.numerics.formats import FORMATS, MAX_LOW_BITS

@@ -8,9 +8,8 @@ import statistics
 from collections import deque
 from typing import TYPE_CHECKING
 
-from ampwatch.host.fleet.histogram import STEP_DURATION_BOUNDS, Histogram
+from ampwatch.host.fleet.histogram import STEP_DURATION_BOUNDS, Histogram, Peak
 from ampwatch.host.fleet.history import History
-from ampwatch.host.fleet.peak import Peak
 from ampwatch.host.fleet.phase_times import PhaseTimes
 from ampwatch.host.fleet.ranges import Ranges
 from ampwatch.host.fleet.step_outcomes import StepOutcomes

@@ -12,8 +12,7 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.diagnosis.time.kinds import STRAGGLER
-from ampwatch.host.fleet.gpu_users import gpu_of
-from ampwatch.host.fleet.gpus import Feature
+from ampwatch.host.fleet.gpus import Feature, gpu_of
 from ampwatch.numerics.written import step_time
 from ampwatch.wire.records import StepPhase
 

@@ -8,9 +8,8 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ampwatch.host.fleet.gpu_users import unseen
-from ampwatch.host.fleet.gpus import NOTHING_WRONG, Pass, Reason
-from ampwatch.host.fleet.passes import CollectorPass
+from ampwatch.host.fleet.fleet import CollectorPass
+from ampwatch.host.fleet.gpus import NOTHING_WRONG, Pass, Reason, unseen
 from ampwatch.host.gpu.source import open_source
 from ampwatch.host.gpu.synthetic import SyntheticSource
 
@@ -189,6 +188,4 @@ def gpu_collector(
 
     if settings.gpu == "demo":
         return GpuCollector(fleet, passes, partial(SyntheticSource, count), POLL_SECONDS)
-    throughput = settings.gpu_link_throughput == "on"
-    opener = partial(open_source, count, link_throughput=throughput)
-    return GpuCollector(fleet, passes, opener, POLL_SECONDS)
+    return GpuCollector(fleet, passes, partial(open_source, count), POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""Activity of the tensor pipes, the SMs and the memory: GPM, on Hopper and newer.
+"""Activity of the tensor pipes and the SMs: GPM, on Hopper and newer.
 
 A value belongs to the time between two samples, so one of each GPU is kept from pass to
 pass. Never from two threads, and never for several GPUs at once: NVML has crashed then.
@@ -25,8 +25,6 @@ MIN_SECONDS = 0.1
 MAX_SECONDS = 600.0
 """A mean over longer than this, as after the machine has slept, is nobody's present. Unit: s."""
 
-MIB = 1024.0 * 1024.0
-
 
 class GpmMetric(NamedTuple):
     """A GPM metric: its number in nvml.h, and the factor from its unit to ours."""
@@ -39,21 +37,16 @@ class GpmMetric(NamedTuple):
 
 MEANS = (
     GpmMetric(Feature.SM_ACTIVE, "", 2, 0.01),
-    GpmMetric(Feature.SM_OCCUPANCY, "", 3, 0.01),
     GpmMetric(Feature.TENSOR_ACTIVE, "any", 5, 0.01),
     GpmMetric(Feature.TENSOR_ACTIVE, "hmma", 7, 0.01),
     GpmMetric(Feature.TENSOR_ACTIVE, "imma", 9, 0.01),
     GpmMetric(Feature.TENSOR_ACTIVE, "dmma", 8, 0.01),
     GpmMetric(Feature.TENSOR_ACTIVE, "dfma", 6, 0.01),
-    GpmMetric(Feature.DRAM_ACTIVE, "", 10, 0.01),
-    GpmMetric(Feature.PCIE, "transmit", 20, MIB),
-    GpmMetric(Feature.PCIE, "receive", 21, MIB),
 )
-"""Means over the time between two samples: percentages, and traffic in MiB/s."""
+"""Means over the time between two samples, in percent."""
 
 TOTALS = (
-    GpmMetric(Feature.SM_CYCLES, "elapsed", 248, 1.0),
-    GpmMetric(Feature.SM_CYCLES, "active", 249, 1.0),
+    GpmMetric(Feature.SM_CYCLES, "", 248, 1.0),
     GpmMetric(Feature.TENSOR_CYCLES, "any", 250, 1.0),
     GpmMetric(Feature.TENSOR_CYCLES, "hmma", 252, 1.0),
     GpmMetric(Feature.TENSOR_CYCLES, "imma", 253, 1.0),

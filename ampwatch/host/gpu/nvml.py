@@ -117,12 +117,12 @@ class Nvml:
             logger.warning("%s: NVML returned %d, %s", what, code, self.module.NVMLError(code))
         return reason
 
-    def fields(self, handle: Any, ids: Sequence[int | tuple[int, int]]) -> list[float | Reason]:
+    def fields(self, handle: Any, ids: Sequence[int]) -> list[float | Reason]:
         """Read several fields at once, each with a status of its own.
 
         Args:
             handle: The device.
-            ids: Numbers of fields, or pairs of number and scope.
+            ids: Numbers of fields.
         """
         got = self.call("nvmlDeviceGetFieldValues", handle, list(ids))
         if isinstance(got, Reason):

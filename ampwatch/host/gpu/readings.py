@@ -18,13 +18,10 @@ CLOCK_DOMAINS = {"sm": 1, "memory": 2}
 ECC_SEVERITIES = {"corrected": 0, "uncorrected": 1}
 SINCE_DRIVER_LOAD = 0
 CORE_SENSOR = 0
-PCIE_DIRECTIONS = {"transmit": 0, "receive": 1}
-ALL_LINKS = 0xFFFFFFFF
 
 # Numbers of fields (NVML_FI_DEV_*). Those of the slowdowns were others for a while in
 # pynvml and nvml.h, so they are not taken from there.
 MEMORY_TEMPERATURE = 82
-NVLINK_FIELDS = {"transmit": 138, "receive": 139}
 THROTTLE_FIELDS = dict(zip(THROTTLE_REASONS, (74, 76, 77, 79, 269, 270, 271), strict=True))
 THERMAL = 75
 """All thermal slowdown, for drivers that count its two kinds together."""
@@ -85,37 +82,22 @@ def _ecc(nvml: Nvml, handle: Any) -> Parts:
 
 
 def _remapped_rows(nvml: Nvml, handle: Any) -> Parts:
-    parts = ("correctable", "uncorrectable", "pending", "failure")
     got = nvml.call("nvmlDeviceGetRemappedRows", handle)
     if isinstance(got, Reason):
-        return dict.fromkeys(parts, got)
-    return {part: float(value) for part, value in zip(parts, got, strict=True)}
-
-
-def pcie(nvml: Nvml, handle: Any) -> dict[str, Answer]:
-    """Return what goes over PCIe a second, measured for 20 ms a direction, which it waits for."""
-    return {
-        direction: _scaled(nvml.call("nvmlDeviceGetPcieThroughput", handle, number), 1024)
-        for direction, number in PCIE_DIRECTIONS.items()
-    }
+        return dict.fromkeys(("pending", "failure"), got)
+    _correctable, _uncorrectable, pending, failure = got
+    return {"pending": float(pending), "failure": float(failure)}
 
 
 def _fields(nvml: Nvml, handle: Any) -> Answers:
     """Read everything that is a field in one call."""
-    throttle = [*THROTTLE_FIELDS.values(), THERMAL]
-    nvlink = [(field, ALL_LINKS) for field in NVLINK_FIELDS.values()]
-    heat, *rest = nvml.fields(handle, [MEMORY_TEMPERATURE, *throttle, *nvlink])
-    slowed, traffic = rest[: len(throttle)], rest[len(throttle) :]
+    heat, *slowed = nvml.fields(handle, [MEMORY_TEMPERATURE, *THROTTLE_FIELDS.values(), THERMAL])
     core = nvml.first(
         ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"), handle, CORE_SENSOR
     )
     return {
         Feature.TEMPERATURE: {"gpu": _scaled(core, 1), "memory": heat},
         Feature.THROTTLE: _throttle([_scaled(answer, 1e-9) for answer in slowed]),
-        Feature.NVLINK: {
-            direction: _scaled(answer, 1024)
-            for direction, answer in zip(NVLINK_FIELDS, traffic, strict=True)
-        },
     }
 
 
@@ -135,7 +117,6 @@ _READERS: dict[Feature, Callable[[Nvml, Any], Parts]] = {
     Feature.MEMORY: memory,
     Feature.POWER: _in_thousandths("nvmlDeviceGetPowerUsage"),
     Feature.POWER_LIMIT: _in_thousandths("nvmlDeviceGetEnforcedPowerLimit"),
-    Feature.ENERGY: _in_thousandths("nvmlDeviceGetTotalEnergyConsumption"),
     Feature.CLOCK: _clock("nvmlDeviceGetClockInfo"),
     Feature.CLOCK_MAX: _clock("nvmlDeviceGetMaxClockInfo"),
     Feature.ECC: _ecc,

@@ -2,16 +2,177 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ampwatch.host.fleet.gpus import Pass, Reason
-from ampwatch.host.gpu import pids, readings
-from ampwatch.host.gpu.device import Device, DeviceOptions
+from ampwatch.host.fleet.gpus import GONE, Feature, Gpu, Instance, MigDevice, Pass, Reason
+from ampwatch.host.gpu import gpm, pids, readings
+from ampwatch.host.gpu.gpm import Gpm
 from ampwatch.host.gpu.nvml import Nvml, open_nvml
 from ampwatch.host.gpu.xid import XidWatcher
 
 if TYPE_CHECKING:
+    from ampwatch.host.fleet.gpus import Answer, Answers
+    from ampwatch.host.gpu.nvml import Nvml
     from ampwatch.host.gpu.xid import Report
+
+    InstanceKey = tuple[int, tuple[MigDevice, ...]]
+
+
+MIG_ENABLED = 1
+
+PROCESS_FUNCTIONS = (
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetComputeRunningProcesses_v2",
+)
+
+
+class Device:
+    """A GPU that NVML has given a handle for.
+
+    Args:
+        nvml: NVML.
+        index: Its number.
+        handle: Its handle.
+        uuid: Its name for life.
+        is_host: The daemon sees the pids of the host.
+    """
+
+    def __init__(self, nvml: Nvml, index: int, handle: Any, uuid: str, *, is_host: bool) -> None:
+        self.uuid = uuid
+        self.handle = handle
+        self._nvml = nvml
+        self._index = index
+        self._is_host = is_host
+        self._facts = readings.facts(nvml, handle) | {"synthetic": "false"}
+        self._minor = nvml.call("nvmlDeviceGetMinorNumber", handle)
+        self._gpm_support = gpm.support(nvml, handle)
+        self._gpm = Gpm(nvml, partial(nvml.call, "nvmlGpmSampleGet", handle))
+        self._instance_gpm: dict[InstanceKey, Gpm] = {}
+
+    def read(self, xid: Reason) -> Gpu:
+        """Return everything that can be read of the GPU.
+
+        Args:
+            xid: Whether its XID errors are listened for.
+
+        Cost:
+            Some thirty calls, most of them microseconds.
+        """
+        gpu = Gpu(self._index, self.uuid, self._facts)
+        gpu.answers = readings.read(self._nvml, self.handle)
+        # Nothing more is asked of a GPU that is gone: it would answer the same, or not at all.
+        if gone := _gone(gpu.answers):
+            gpu.answers, gpu.gone = {}, gone
+            return gpu
+        gpu.answers |= self._activity_by(self._gpm)
+        gpu.answers[Feature.XID] = {"": xid}
+        self._read_processes(gpu)
+        self._read_instances(gpu)
+        return gpu
+
+    def close(self) -> None:
+        """Give back what was taken of NVML."""
+        for sampler in (self._gpm, *self._instance_gpm.values()):
+            sampler.close()
+        self._instance_gpm.clear()
+
+    def _read_processes(self, gpu: Gpu) -> None:
+        got = self._nvml.first(PROCESS_FUNCTIONS, self.handle)
+        # The number of processes is right in any case; whose they are is left out where in doubt.
+        gpu.answers[Feature.PROCESSES] = {"": got if isinstance(got, Reason) else float(len(got))}
+        gpu.processes = self._certain(got)
+
+    def _certain(self, got: Any) -> dict[int, int | None]:
+        """Return the memory of those processes whose pid names the same process here."""
+        if isinstance(got, Reason):
+            return {}
+        return {p.pid: p.usedGpuMemory for p in got if self._is_certain(p.pid)}
+
+    def _is_certain(self, pid: int) -> bool:
+        """Return whether ``pid`` names the process that the daemon sees under it.
+
+        In a container NVML may return pids of the host, which are other processes here.
+        """
+        if self._is_host:
+            return True
+        return not isinstance(self._minor, Reason) and pids.has_open(pid, self._minor)
+
+    def _read_instances(self, gpu: Gpu) -> None:
+        mode = self._nvml.call("nvmlDeviceGetMigMode", self.handle)
+        if isinstance(mode, Reason):
+            gpu.answers[Feature.MIG] = {"": mode}
+            return
+        is_enabled = mode[0] == MIG_ENABLED
+        parts: dict[str, Answer] = {"": float(is_enabled)}
+        gpu.answers[Feature.MIG] = parts
+        known, self._instance_gpm = self._instance_gpm, {}
+        for key, handles in self._instances(parts) if is_enabled else ():
+            # An id that comes again with other devices is another instance.
+            sampler = known.pop(key) if key in known else self._sampler_of(key[0])
+            self._instance_gpm[key] = sampler
+            answers: Answers = {Feature.MEMORY: readings.memory(self._nvml, handles[0])}
+            answers |= self._activity_by(sampler)
+            instance = Instance(*key, answers)
+            # The GPU itself names the processes of its instances only to a privileged user.
+            for handle in handles:
+                instance.processes |= self._certain(self._nvml.first(PROCESS_FUNCTIONS, handle))
+            gpu.instances.append(instance)
+        for sampler in known.values():
+            sampler.close()
+
+    def _instances(self, parts: dict[str, Answer]) -> list[tuple[InstanceKey, list[Any]]]:
+        """Return the GPU instances, each with the handles of its MIG devices.
+
+        Args:
+            parts: Takes up, as ``devices``, why one of them cannot be looked at.
+        """
+        found: dict[int, list[MigDevice]] = {}
+        handles: dict[int, list[Any]] = {}
+        count = self._nvml.call("nvmlDeviceGetMaxMigDeviceCount", self.handle)
+        if isinstance(count, Reason):
+            parts["devices"] = count
+            return []
+        for index in range(count):
+            handle = self._nvml.call("nvmlDeviceGetMigDeviceHandleByIndex", self.handle, index)
+            if isinstance(handle, Reason):
+                if handle is not Reason.NO_DATA:  # which is a place that is empty
+                    parts["devices"] = handle
+                continue
+            number = self._nvml.call("nvmlDeviceGetGpuInstanceId", handle)
+            compute = self._nvml.call("nvmlDeviceGetComputeInstanceId", handle)
+            if isinstance(number, Reason) or isinstance(compute, Reason):
+                continue  # it was taken down just now
+            _, _, profile = readings.text(self._nvml.call("nvmlDeviceGetName", handle)).partition(
+                " MIG "
+            )
+            uuid = readings.text(self._nvml.call("nvmlDeviceGetUUID", handle))
+            found.setdefault(number, []).append(MigDevice(uuid, compute, profile))
+            handles.setdefault(number, []).append(handle)
+        return [((number, tuple(found[number])), handles[number]) for number in sorted(found)]
+
+    def _sampler_of(self, number: int) -> Gpm:
+        take = partial(self._nvml.call, "nvmlGpmMigSampleGet", self.handle, number)
+        return Gpm(self._nvml, take)
+
+    def _activity_by(self, sampler: Gpm) -> Answers:
+        if self._gpm_support is not Reason.OK:
+            return gpm.nothing(self._gpm_support)
+        return sampler.read()
+
+
+def _gone(answers: Answers) -> Reason | None:
+    """Return why the GPU itself does not answer: it says so, or there is not one number."""
+    reasons = []
+    has_number = False
+    for parts in answers.values():
+        for answer in parts.values():
+            if isinstance(answer, Reason):
+                reasons.append(answer)
+            else:
+                has_number = True
+    gone = next((reason for reason in reasons if reason in GONE), None)
+    return gone or (None if has_number else reasons[0])
 
 
 class Source(Protocol):
@@ -32,17 +193,14 @@ class NvmlSource:
     Args:
         nvml: NVML, which this closes in the end.
         report: Called for each XID error; they are not listened for without it.
-        link_throughput: Measure PCIe traffic where that takes 40 ms a GPU.
     """
 
-    def __init__(
-        self, nvml: Nvml, report: Report | None = None, *, link_throughput: bool = False
-    ) -> None:
+    def __init__(self, nvml: Nvml, report: Report | None = None) -> None:
         self._nvml = nvml
         self._host = Reason.OK
         self._devices: list[Device] = []
         self._unnamed: dict[int, Reason] = {}
-        self._find(DeviceOptions(link_throughput, pids.is_of_the_host()))
+        self._find()
         self._xids = XidWatcher(
             nvml, {d.uuid: d.handle for d in self._devices}, report or _nobody_listens
         )
@@ -71,7 +229,8 @@ class NvmlSource:
         self._nvml.close()
         return True
 
-    def _find(self, options: DeviceOptions) -> None:
+    def _find(self) -> None:
+        is_host = pids.is_of_the_host()
         count = self._nvml.call("nvmlDeviceGetCount")
         if isinstance(count, Reason):
             self._host = count
@@ -88,17 +247,16 @@ class NvmlSource:
             if isinstance(uuid, Reason):
                 self._unnamed[index] = uuid
             else:
-                self._devices.append(
-                    Device(self._nvml, index, handle, readings.text(uuid), options)
-                )
+                name = readings.text(uuid)
+                self._devices.append(Device(self._nvml, index, handle, name, is_host=is_host))
 
 
-def open_source(report: Report | None, *, link_throughput: bool) -> NvmlSource | Pass:
+def open_source(report: Report | None) -> NvmlSource | Pass:
     """Return the GPUs of this machine, or a pass that says why they cannot be asked."""
     nvml = open_nvml()
     if isinstance(nvml, Pass):
         return nvml
-    return NvmlSource(nvml, report, link_throughput=link_throughput)
+    return NvmlSource(nvml, report)
 
 
 def _nobody_listens(_uuid: str, _code: int) -> None:

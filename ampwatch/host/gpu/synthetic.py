@@ -63,9 +63,7 @@ class SyntheticSource:
             Feature.MIG: {"": 1.0},
         }
         gpus[2].instances = [_instance(number, age) for number in (1, 2)]
-        gpus[3].answers |= gpm.nothing(Reason.NOT_SUPPORTED) | {
-            Feature.PCIE: dict.fromkeys(("transmit", "receive"), Reason.SWITCHED_OFF)
-        }
+        gpus[3].answers |= gpm.nothing(Reason.NOT_SUPPORTED)
         return Pass(Reason.SWITCHED_OFF, gpus)  # NVML is, and no series may say that it is read
 
     def close(self) -> bool:
@@ -100,7 +98,6 @@ def _gpu(index: int, age: float) -> Gpu:
         Feature.MEMORY: {"used": 62 * GIB, "reserved": 0.6 * GIB, "capacity": CAPACITY},
         Feature.POWER: {"": power},
         Feature.POWER_LIMIT: {"": FULL_WATTS},
-        Feature.ENERGY: {"": IDLE_WATTS * age + (FULL_WATTS - IDLE_WATTS) * work},
         Feature.TEMPERATURE: {"gpu": 34 + 40 * load, "memory": 40 + 45 * load},
         Feature.CLOCK: {"sm": SM_HERTZ * (1 - hot), "memory": 2.6e9},
         Feature.CLOCK_MAX: {"sm": SM_HERTZ, "memory": 2.6e9},
@@ -110,10 +107,7 @@ def _gpu(index: int, age: float) -> Gpu:
             "sw_power_cap": 0.04 * work,
         },
         Feature.ECC: {"corrected": float(age // 900) if index == 1 else 0.0, "uncorrected": 0.0},
-        Feature.REMAPPED_ROWS: dict.fromkeys(
-            ("correctable", "uncorrectable", "pending", "failure"), zero
-        ),
-        Feature.NVLINK: {"transmit": 2e10 * work, "receive": 2e10 * work},
+        Feature.REMAPPED_ROWS: dict.fromkeys(("pending", "failure"), zero),
         Feature.PROCESSES: {"": 1.0},
         Feature.XID: {"": Reason.OK},
         Feature.MIG: {"": 0.0},
@@ -127,10 +121,7 @@ def _activity(load: float, work: float, age: float, sms: int) -> Answers:
     return {
         Feature.TENSOR_ACTIVE: {pipe: 0.6 * load * SHARES[pipe] for pipe in TENSOR_PIPES},
         Feature.SM_ACTIVE: {"": 0.95 * load},
-        Feature.SM_OCCUPANCY: {"": 0.3 * load},
-        Feature.DRAM_ACTIVE: {"": 0.55 * load},
-        Feature.PCIE: {"transmit": 3e8 * load, "receive": 9e8 * load},
-        Feature.SM_CYCLES: {"elapsed": cycles * age, "active": 0.95 * cycles * work},
+        Feature.SM_CYCLES: {"": cycles * age},
         Feature.TENSOR_CYCLES: {pipe: 0.6 * cycles * work * SHARES[pipe] for pipe in TENSOR_PIPES},
     }
 

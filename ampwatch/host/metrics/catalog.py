@@ -15,14 +15,19 @@ import sys
 from typing import TYPE_CHECKING
 
 from ampwatch.host.metrics.gpus import GPUS, MIG
-from ampwatch.host.metrics.gradients import GRADIENTS, PARAMETERS_AND_BUFFERS
+from ampwatch.host.metrics.gradients import GRADIENTS, MODULES, PARAMETERS_AND_BUFFERS
 from ampwatch.host.metrics.kernels import KERNELS
 from ampwatch.host.metrics.labels import LABELS
-from ampwatch.host.metrics.modules import MODULES
 from ampwatch.host.metrics.precision import PRECISION_MIX
-from ampwatch.host.metrics.run import DAEMON, RUN, TRAINING_MEMORY
-from ampwatch.host.metrics.sampling import SAMPLING
-from ampwatch.host.metrics.steps import LOSS_SCALING, STEPS_AND_LOSS, TIMES
+from ampwatch.host.metrics.run import (
+    DAEMON,
+    LOSS_SCALING,
+    RUN,
+    SAMPLING,
+    STEPS_AND_LOSS,
+    TIMES,
+    TRAINING_MEMORY,
+)
 from ampwatch.host.metrics.verdict import FINDINGS, VERDICT
 
 if TYPE_CHECKING:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.host.fleet.gpu_users import unseen, users
-from ampwatch.host.fleet.gpus import Feature, Reason
+from ampwatch.host.fleet.gpus import Feature, Reason, unseen, users
 from ampwatch.host.metrics.metric import Metric
 from ampwatch.host.metrics.scopes import (
     GPU_LABELS,
@@ -19,7 +18,7 @@ from ampwatch.host.metrics.scopes import (
 from ampwatch.state.text import encodable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from ampwatch.host.fleet.gpus import Gpu, Instance, Xids
     from ampwatch.host.metrics.metric import ScrapeState
@@ -36,8 +35,6 @@ GPU_FACTS = (
 )
 """Facts of a GPU that are labels of ``ampwatch_gpu_info``."""
 
-_SEVERITIES = ("correctable", "uncorrectable")
-
 
 def answer(feature: Feature, part: str = "") -> Callable[[Gpu | Instance], float | None]:
     """Return what reads one part of what a GPU or an instance answers; ``None`` where unknown."""
@@ -49,18 +46,12 @@ def answer(feature: Feature, part: str = "") -> Callable[[Gpu | Instance], float
     return read
 
 
-def answers(feature: Feature, *, only: Iterable[str] = ()) -> Callable[[Gpu | Instance], Table]:
-    """Return what reads the known parts of what a GPU or an instance answers, by their names.
-
-    Args:
-        feature: What is answered.
-        only: Names of the parts that are wanted; all if empty.
-    """
-    wanted = frozenset(only)
+def answers(feature: Feature) -> Callable[[Gpu | Instance], Table]:
+    """Return what reads the known parts of what a GPU or an instance answers, by their names."""
 
     def read(gpu: Gpu | Instance) -> Table:
         for part, found in gpu.answers.get(feature, {}).items():
-            if not isinstance(found, Reason) and (not wanted or part in wanted):
+            if not isinstance(found, Reason):
                 yield (part,), found
 
     return read
@@ -135,29 +126,14 @@ GPUS: tuple[Metric, ...] = (
         PER_GPU.one(answer(Feature.SM_ACTIVE)),
     ),
     Metric(
-        "ampwatch_gpu_sm_occupancy_ratio",
-        "Warps that were resident over those that fit, mean since the look before (NVML GPM; Hopper and newer).",
-        PER_GPU.one(answer(Feature.SM_OCCUPANCY)),
-    ),
-    Metric(
-        "ampwatch_gpu_dram_active_ratio",
-        "Share of the memory bandwidth that was used, mean since the look before (NVML GPM; Hopper and newer).",
-        PER_GPU.one(answer(Feature.DRAM_ACTIVE)),
-    ),
-    Metric(
         "ampwatch_gpu_tensor_active_cycles_total",
         "SM cycles in which a tensor pipe was active, since the machine was started (NVML GPM; drivers from 595).",
         PER_GPU.by("pipe", read=answers(Feature.TENSOR_CYCLES)),
     ),
     Metric(
-        "ampwatch_gpu_sm_active_cycles_total",
-        "SM cycles in which the SM was busy, since the machine was started (NVML GPM; drivers from 595).",
-        PER_GPU.one(answer(Feature.SM_CYCLES, "active")),
-    ),
-    Metric(
         "ampwatch_gpu_sm_cycles_total",
         "SM cycles that have elapsed since the machine was started (NVML GPM; drivers from 595).",
-        PER_GPU.one(answer(Feature.SM_CYCLES, "elapsed")),
+        PER_GPU.one(answer(Feature.SM_CYCLES)),
     ),
     Metric(
         "ampwatch_gpu_memory_used_bytes",
@@ -173,11 +149,6 @@ GPUS: tuple[Metric, ...] = (
         "ampwatch_gpu_memory_capacity_bytes",
         "GPU memory in all (NVML).",
         PER_GPU.one(answer(Feature.MEMORY, "capacity")),
-    ),
-    Metric(
-        "ampwatch_gpu_energy_joules_total",
-        "Energy used since the driver was loaded (NVML); its rate is the mean power in watts.",
-        PER_GPU.one(answer(Feature.ENERGY)),
     ),
     Metric(
         "ampwatch_gpu_power_watts",
@@ -230,11 +201,6 @@ GPUS: tuple[Metric, ...] = (
         PER_GPU.by("severity", read=answers(Feature.ECC)),
     ),
     Metric(
-        "ampwatch_gpu_remapped_rows",
-        "Rows of the memory that have been replaced by spare ones, by the errors that made it necessary (NVML; Ampere and newer).",
-        PER_GPU.by("severity", read=answers(Feature.REMAPPED_ROWS, only=_SEVERITIES)),
-    ),
-    Metric(
         "ampwatch_gpu_row_remap_pending",
         "Whether a row waits to be replaced (1) or not (0), which happens at the next reset of the GPU (NVML).",
         PER_GPU.one(answer(Feature.REMAPPED_ROWS, "pending")),
@@ -243,26 +209,6 @@ GPUS: tuple[Metric, ...] = (
         "ampwatch_gpu_row_remap_failed",
         "Whether a row could not be replaced (1) or not (0): the GPU needs to be exchanged (NVML).",
         PER_GPU.one(answer(Feature.REMAPPED_ROWS, "failure")),
-    ),
-    Metric(
-        "ampwatch_gpu_pcie_transmit_bytes_per_second",
-        "Traffic from the GPU over PCIe, mean since the look before (NVML GPM); before Hopper of 20 ms, if the setting gpu_link_throughput is on.",
-        PER_GPU.one(answer(Feature.PCIE, "transmit")),
-    ),
-    Metric(
-        "ampwatch_gpu_pcie_receive_bytes_per_second",
-        "Traffic to the GPU over PCIe, mean since the look before (NVML GPM); before Hopper of 20 ms, if the setting gpu_link_throughput is on.",
-        PER_GPU.one(answer(Feature.PCIE, "receive")),
-    ),
-    Metric(
-        "ampwatch_gpu_nvlink_transmit_bytes_total",
-        "Data sent over all NVLinks of the GPU, without protocol (NVML).",
-        PER_GPU.one(answer(Feature.NVLINK, "transmit")),
-    ),
-    Metric(
-        "ampwatch_gpu_nvlink_receive_bytes_total",
-        "Data received over all NVLinks of the GPU, without protocol (NVML).",
-        PER_GPU.one(answer(Feature.NVLINK, "receive")),
     ),
     Metric(
         "ampwatch_gpu_processes",
@@ -318,15 +264,5 @@ MIG: tuple[Metric, ...] = (
         "ampwatch_mig_sm_active_ratio",
         "Share of SMs of a GPU instance that were busy, mean since the look before (NVML GPM).",
         PER_INSTANCE.one(answer(Feature.SM_ACTIVE)),
-    ),
-    Metric(
-        "ampwatch_mig_sm_occupancy_ratio",
-        "Warps of a GPU instance that were resident over those that fit, mean since the look before (NVML GPM).",
-        PER_INSTANCE.one(answer(Feature.SM_OCCUPANCY)),
-    ),
-    Metric(
-        "ampwatch_mig_dram_active_ratio",
-        "Share of the memory bandwidth of a GPU instance that was used, mean since the look before (NVML GPM).",
-        PER_INSTANCE.one(answer(Feature.DRAM_ACTIVE)),
     ),
 )

@@ -99,7 +99,7 @@ LABELS: dict[str, str] = {
     "views": "`hardware_kernels`, `hardware_arithmetic` or `kernels_arithmetic`.",
     "severity": "Of findings: "
     + _values(severity.value for severity in Severity)
-    + ". Of ECC errors: `corrected` or `uncorrected`. Of remapped rows: `correctable` or `uncorrectable`.",
+    + ". Of ECC errors: `corrected` or `uncorrected`.",
     "gpu": "Number that NVML gives the GPU; it changes when another GPU goes. Empty for NVML itself, and for a device that NVML does not show.",
     "uuid": "UUID of the GPU as NVML, `nvidia-smi -L` and DCGM say it, beginning with `GPU-`; with `SYNTHETIC-` if it does not exist. Of a device that NVML does not show as PyTorch says it, which may begin with `MIG-`.",
     "feature": "What could be read of a GPU: "

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ampwatch.host.fleet import Fleet, RankView
+    from ampwatch.host.fleet.fleet import CollectorPass
     from ampwatch.host.fleet.gpus import Gpu
-    from ampwatch.host.fleet.passes import CollectorPass
 
     Walk = Callable[["ScrapeState"], Iterable[tuple[tuple[str, ...], Any]]]
 

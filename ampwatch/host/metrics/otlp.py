@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ampwatch.host.fleet import Fleet
+    from ampwatch.host.fleet.fleet import CollectorPass
     from ampwatch.host.fleet.histogram import Distribution
-    from ampwatch.host.fleet.passes import CollectorPass
     from ampwatch.host.metrics.metric import Metric
     from ampwatch.wire.records import Finding
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric as Family
 
     from ampwatch.host.fleet import Fleet
-    from ampwatch.host.fleet.passes import CollectorPass
+    from ampwatch.host.fleet.fleet import CollectorPass
     from ampwatch.host.metrics.metric import Metric, Samples
 
 _OPENMETRICS = "application/openmetrics-text"

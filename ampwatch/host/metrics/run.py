@@ -1,7 +1,8 @@
-"""Metrics of the daemon, and of a rank as a whole: what it is, whether it lives, its memory, what watching it costs."""
+"""Metrics of the daemon, and of a rank as a whole: its loss scale, steps, times, memory, sampling and overhead."""
 
 from __future__ import annotations
 
+import math
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,9 @@ from ampwatch import __version__
 from ampwatch.host.metrics.metric import Metric
 from ampwatch.host.metrics.scopes import (
     ONCE,
+    PER_OPTIMIZER,
     PER_RANK,
+    TOTALS,
     NewestRecord,
     Scope,
     each,
@@ -21,7 +24,9 @@ from ampwatch.state.text import encodable, whole_number
 from ampwatch.wire.records import (
     MEMORY_PARTS,
     MEMORY_PLACES,
+    SKIP_CLASSES,
     RunState,
+    Topic,
     memory_fact,
 )
 
@@ -29,10 +34,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from ampwatch.host.fleet import RankView
-    from ampwatch.host.fleet.passes import CollectorPass
+    from ampwatch.host.fleet.fleet import CollectorPass
     from ampwatch.host.metrics.metric import Reader, ScrapeState
     from ampwatch.host.metrics.scopes import Table
-    from ampwatch.wire.records import ChecksumRecord, MemoryRecord, PlaceMemory, RunIdentity
+    from ampwatch.wire.records import (
+        ChecksumRecord,
+        MemoryRecord,
+        PlaceMemory,
+        RunIdentity,
+        SamplingRecord,
+    )
 
 
 RUN_FACTS = (
@@ -221,5 +232,115 @@ TRAINING_MEMORY: tuple[Metric, ...] = (
         "ampwatch_training_memory_capacity_bytes",
         "Memory that there is: of the device all of it, of the host what its container, or the machine, has.",
         _of_each_place(lambda place: place.limit),
+    ),
+)
+
+
+STEPS_AND_LOSS: tuple[Metric, ...] = (
+    *exported((*facts.WHOLE_RUN, *facts.STEPS)),
+    Metric(
+        "ampwatch_optimizer_steps_total",
+        "Optimizer steps attempted, applied and skipped.",
+        PER_OPTIMIZER.one(lambda optimizer: optimizer.total_steps),
+    ),
+    Metric(
+        "ampwatch_optimizer_steps_skipped_total",
+        "Optimizer steps the GradScaler skipped because of non-finite gradients, by why it happened.",
+        PER_OPTIMIZER.by(
+            "class",
+            read=lambda optimizer: [
+                ((skip.label,), total)
+                for skip, total in zip(SKIP_CLASSES, optimizer.total_skipped, strict=True)
+            ],
+        ),
+    ),
+    Metric(
+        "ampwatch_optimizer_consecutive_skipped_steps_max",
+        "Longest run of skipped iterations of the last 60 s (up to 120 s), so that one between two scrapes is seen.",
+        PER_RANK.one(lambda rank: rank.consecutive_skips_max),
+    ),
+    Metric(
+        "ampwatch_step_duration_seconds",
+        "Wall time between the ends of consecutive iterations, of those this daemon has read: starts again with it, without what was in the ring before.",
+        PER_RANK.one(lambda rank: rank.durations.distribution()),
+        is_histogram=True,
+    ),
+)
+
+LOSS_SCALING: tuple[Metric, ...] = (
+    *exported(facts.SCALE),
+    Metric(
+        "ampwatch_loss_scale_min",
+        "Smallest loss scale of the last 60 s (up to 120 s), so that a dip between two scrapes is seen.",
+        PER_RANK.one(lambda rank: rank.loss_scale_min),
+    ),
+)
+
+TIMES: tuple[Metric, ...] = (
+    *exported(facts.TIMES),
+    Metric(
+        "ampwatch_step_phase_seconds",
+        "Time of each phase of an iteration, by the clock of the host in each iteration and by that of the device in every fourth: a phase that was not seen in an iteration is not counted, and several that cannot be separated count as one.",
+        PER_RANK.by("phase", "clock", read=lambda rank: rank.phase_times.distributions()),
+        is_histogram=True,
+    ),
+)
+
+
+_TOPICS = [(topic, (topic.label,)) for topic in Topic]
+"""Every topic with the values of its label."""
+
+
+def _samples(totals: SamplingRecord | None) -> Table:
+    for topic, values in _TOPICS:
+        yield values, 0 if totals is None else totals.samples[topic]
+
+
+def _newest_samples(rank: RankView) -> Table:
+    for topic, values in _TOPICS:
+        time_ns = rank.ranges.sampled_ns(topic)
+        if time_ns is not None:
+            yield values, time_ns / 1e9
+
+
+def _standard_errors(rank: RankView) -> Table:
+    """Yield, per topic that was measured, the largest standard error of a share in any module.
+
+    A share p of n counted elements has the standard error sqrt(p (1 - p) / n): at most 0.5 / sqrt(n),
+    which the module with the fewest counted elements decides.
+    """
+    for topic, values in _TOPICS:
+        modules = rank.ranges.modules.counted.get(topic)
+        if modules:
+            fewest = min(filter(None, modules.values()), default=0)
+            yield values, 0.5 / math.sqrt(fewest) if fewest else 0.0
+
+
+SAMPLING: tuple[Metric, ...] = (
+    *exported(facts.SAMPLING),
+    Metric(
+        "ampwatch_samples_total",
+        "Iterations in which tensors were measured, by what they are.",
+        TOTALS.or_none.by("topic", read=_samples),
+    ),
+    Metric(
+        "ampwatch_last_sample_timestamp_seconds",
+        "Unix time of the newest measurement that was recorded, by what was measured; at most ten a second are, unless something is NaN or infinite.",
+        PER_RANK.by("topic", read=_newest_samples),
+    ),
+    Metric(
+        "ampwatch_sample_standard_error_ratio",
+        "What a share of elements in any module may be off by (largest standard error, of a share of one half), where not all of its elements were counted; 0 where all were. Largest magnitudes, NaN and infinities are always those of all elements.",
+        PER_RANK.by("topic", read=_standard_errors),
+    ),
+    Metric(
+        "ampwatch_sampling_interval_steps",
+        "Iterations from one sampled one to the next, as the overhead budget has it now; those since the last one if they are more.",
+        PER_RANK.one(lambda rank: rank.sampling_interval),
+    ),
+    Metric(
+        "ampwatch_modules_untracked",
+        "Measured modules of which this rank exports no series, because of the settings module_series and module_series_ranks.",
+        PER_RANK.one(lambda rank: rank.ranges.modules.num_untracked),
     ),
 )

@@ -1,8 +1,9 @@
-"""A state as JSON, made in pieces, with a chance for what is urgent between them."""
+"""A state as JSON: its numbers, and its text in pieces, with a chance for what is urgent between them."""
 
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,6 +13,20 @@ if TYPE_CHECKING:
 
 PIECE_DEPTH = 4
 """Depth down to which a state is put into JSON piece by piece: runs, a run, its ranks, a rank."""
+
+
+def digits(value: float, number: int = 6) -> float | str:
+    """Return ``value`` for JSON, which has no NaN and no infinities: those become strings.
+
+    Args:
+        value: The value.
+        number: Its significant digits that are kept; six are more than a screen shows.
+    """
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return float(f"{value:.{number}g}")
 
 
 def encoded(

@@ -105,7 +105,7 @@ class PageEvents:
             the page is still there is known only then.
         """
         # A little earlier than a page comes back, or each second time would bring nothing.
-        self._take(max(0.9 * seconds, self._feed.shown_age))
+        self._take(max(0.9 * seconds, self._feed.usual_age))
         missed = tuple(event for number, event in self._changes if number > seen)
         if seen and self._number - seen == len(missed):
             return self._number, missed or (_NOTHING,)

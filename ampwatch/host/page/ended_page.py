@@ -10,14 +10,14 @@ from urllib.parse import quote
 
 from ampwatch.host.page.reading import ENDED, framed
 from ampwatch.report import accounts
-from ampwatch.report.gate import FACTS, state_of
 from ampwatch.report.html_report import when
 from ampwatch.report.markup import Markup, element, joined
 from ampwatch.report.report import speaker_of
 from ampwatch.report.run_list import row_of
-from ampwatch.report.standing import judge_boxes
+from ampwatch.report.standing import judge_boxes, state_of
 from ampwatch.report.words import memory, number, percent, plural, quantity, scale, step_time
 from ampwatch.report.words import time_span as span
+from ampwatch.state.facts import FACTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -119,8 +119,7 @@ def _skipped(rank: RankView) -> Figure:
     if rank.newest is None:
         return _none_yet("the steps that the scaler skips, by class")
     skips = rank.skips
-    attempted = sum(record.total_steps for record in rank.optimizers.values())
-    of_all = f"of {plural(attempted, 'optimizer step')}"
+    of_all = f"of {plural(rank.attempted, 'optimizer step')}"
     return Figure(
         number(sum(skips.values())), f"{of_all}: {tally(skips)}" if any(skips.values()) else of_all
     )

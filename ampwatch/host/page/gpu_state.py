@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ampwatch.host.fleet.gpu_users import users
-from ampwatch.host.fleet.gpus import Answers, Feature, Reason
+from ampwatch.host.fleet.gpus import Answers, Feature, Reason, users
+from ampwatch.host.page.as_json import digits
 from ampwatch.state.text import encodable
 
 if TYPE_CHECKING:
     from ampwatch.host.fleet import Fleet
     from ampwatch.host.fleet.gpus import Gpu
-
-    State = dict[str, Any]
-
+    from ampwatch.host.page.rows import State
 
 REASONS = {reason.value: reason.text for reason in Reason}
 
@@ -82,11 +80,11 @@ def _gpu(fleet: Fleet, gpu: Gpu, ranks: list[list[Any]]) -> State:
     }
 
 
-def _values(answers: Answers) -> dict[str, dict[str, float]]:
+def _values(answers: Answers) -> dict[str, dict[str, float | str]]:
     """Return the numbers that are known; ten digits, so that counters stay whole on the way."""
     known = {
         feature.value: {
-            part: float(f"{answer:.10g}")
+            part: digits(answer, 10)
             for part, answer in parts.items()
             if not isinstance(answer, Reason)
         }

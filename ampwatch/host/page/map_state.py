@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -23,15 +24,20 @@ from ampwatch.host.page.map_codes import (
     NONFINITE,
     TABLES,
 )
-from ampwatch.host.page.map_known import known_map
 from ampwatch.host.page.map_words import course_of, islands, sentence, told
+from ampwatch.report.accounts import place
+from ampwatch.report.words import number
+from ampwatch.wire.blackbox.culprit import module_of
+from ampwatch.wire.records import ALL_MODULES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ampwatch.host.fleet import Fleet, RankView
-    from ampwatch.host.page.map_known import KnownMap
+    from ampwatch.host.fleet.module_map import MapColumn
     from ampwatch.host.page.rows import State
+    from ampwatch.numerics.formats import FloatFormat
+    from ampwatch.wire.records import BudgetRecord, CensusRecord, Finding, PlanRecord, Topic
 
 
 MAX_TOLD = 64
@@ -39,6 +45,56 @@ MAX_TOLD = 64
 
 MAX_KNOWN = 8
 """Ranks whose columns are kept ready: more are hardly looked at at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownMap:
+    """What is known of a rank at one time; ``roots`` are the modules that findings name which nothing explains."""
+
+    columns: list[MapColumn]
+    names: list[str]
+    called: dict[str, int]
+    dtypes: dict[str, dict[Topic, str]]
+    left_out: int
+    autocast: FloatFormat | None
+    census: CensusRecord | None
+    culprit: State | None
+    roots: frozenset[str]
+    plan: dict[str, PlanRecord]
+    budgets: dict[tuple[str, ...], dict[str, BudgetRecord]]
+
+
+def known_map(rank: RankView) -> KnownMap:
+    """Return what is known of a rank now, in copies: the fleet goes on meanwhile."""
+    map_ = rank.ranges.map
+    verdict = rank.verdict
+    root = None if verdict is None else verdict.root
+    stories = () if verdict is None else verdict.stories
+    return KnownMap(
+        columns=[replace(span) for span in map_.spans],
+        names=list(map_.dtypes),
+        called=dict(map_.called),
+        dtypes={name: dict(dtypes) for name, dtypes in map_.dtypes.items()},
+        left_out=map_.left_out + getattr(rank.totals, "modules_left_out", 0),
+        autocast=rank.ranges.autocast,
+        census=rank.precision.census,
+        culprit=None if root is None else _culprit(root.finding),
+        roots=frozenset(module_of(story.finding.where) for story in stories),
+        plan=dict(rank.plan),
+        budgets={key: dict(budget) for key, budget in rank.budgets.items()},
+    )
+
+
+def _culprit(root: Finding) -> State | None:
+    """Return the module that a verdict names by its root, if it names one."""
+    module = module_of(root.where)
+    if module == ALL_MODULES:
+        return None
+    return {
+        "module": module,
+        "step": root.first_step,
+        "words": f"{root.kind} in {place(root)}, since step {number(root.first_step)}",
+    }
 
 
 class MapAnswer(NamedTuple):
@@ -70,9 +126,6 @@ class Maps:
         self._step_aside = step_aside
         self._answers: WeakKeyDictionary[RankView, tuple[KnownMap, MapAnswer]] = WeakKeyDictionary()
         self._codes: WeakKeyDictionary[RankView, dict[int, tuple[tuple[bytes, ...], bytes]]] = (
-            WeakKeyDictionary()
-        )
-        self._orders: WeakKeyDictionary[RankView, tuple[tuple[int, list[str]], list[int]]] = (
             WeakKeyDictionary()
         )
 
@@ -108,7 +161,7 @@ class Maps:
         if culprit is not None and culprit["module"] not in names:
             # Not measured, but at the root of it all: it has its row, without a sample.
             names = [*names, culprit["module"]]
-        order = self._order(view, names, known.called)
+        order = model_order(names, known.called)
         rows = _told_apart(known, names, _rows(columns, len(names)))
         state: State = {
             "sentence": sentence(known, rows),
@@ -136,17 +189,6 @@ class Maps:
             if view is not None and view.verdict is None:
                 self._fleet.judge()  # nobody has asked for anything yet
             return view, None if view is None else known_map(view)
-
-    def _order(self, view: RankView, names: list[str], called: Mapping[str, int]) -> list[int]:
-        """Return ``model_order``, made again only where there is another module."""
-        source = (len(called), names)
-        before, order = self._orders.get(view, (None, []))
-        if source != before:
-            order = model_order(names, called)
-            while len(self._orders) >= MAX_KNOWN:
-                self._orders.popitem()
-            self._orders[view] = source, order
-        return order
 
     def _columns(self, view: RankView, known: KnownMap) -> list[bytes]:
         """Return the places among ``CODES`` of each module, by column."""

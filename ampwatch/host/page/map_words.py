@@ -23,7 +23,8 @@ from ampwatch.wire.records import ALL_MODULES, Topic
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ampwatch.host.page.map_known import KnownMap, SeenColumn
+    from ampwatch.host.fleet.module_map import MapColumn
+    from ampwatch.host.page.map_state import KnownMap
     from ampwatch.host.page.rows import State
     from ampwatch.numerics.formats import FloatFormat
     from ampwatch.wire.records import CensusRecord
@@ -110,7 +111,7 @@ def _steps(first: int, last: int) -> str:
     return f"in steps {number(first)} to {number(last)}"
 
 
-def _byte(column: SeenColumn, plane: int, index: int) -> int:
+def _byte(column: MapColumn, plane: int, index: int) -> int:
     bytes_ = column.planes[plane]
     return bytes_[index] if index < len(bytes_) else UNKNOWN
 

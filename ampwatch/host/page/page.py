@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ampwatch import __version__
 from ampwatch.host.page.figures import figures
 from ampwatch.host.page.gpu_state import gpu_state
-from ampwatch.host.page.lines import Shown, in_lines, line_of, of_run, there, words_of
+from ampwatch.host.page.lines import Shown, in_lines, line_of, there, words_of
 from ampwatch.host.page.map_codes import TROUBLES
 from ampwatch.host.page.precision_state import KERNEL_COLUMNS, OP_COLUMNS, PrecisionState
 from ampwatch.host.page.range_state import (
@@ -64,7 +64,7 @@ class _Moment:
         runs: The ranks of each run, and the verdict on it.
         lines: The state with a line for each rank.
         whole: Everything about those ranks that somebody looks at.
-        states: What pages are shown.
+        states: What pages are shown, and everything.
         seconds: CPU time that it took. Unit: s.
     """
 
@@ -72,7 +72,7 @@ class _Moment:
     runs: Mapping[str, tuple[Sequence[RankView], RunVerdict]]
     lines: State
     whole: dict[tuple[str, str], State] = field(default_factory=dict)
-    states: dict[Shown, State] = field(default_factory=dict)
+    states: dict[Shown | None, State] = field(default_factory=dict)
     seconds: float = 0.0
 
 
@@ -106,7 +106,6 @@ class Feed:
         self._clock = clock
         self._step_aside = step_aside
         self._patience = 0.0
-        self._work_seconds = 0.0
         # Not the fleet's: that one is let go of between the ranks, so that a scrape can have it.
         self._making = threading.Lock()
         self._series: dict[RankView, tuple[HistoryCursor | None, bool, dict[str, Row]]] = {}
@@ -116,8 +115,6 @@ class Feed:
         self._formats = formats()
         self._links = Links.of(fleet.settings)
         self._glossary = {term.name: sentence(term.meaning) for term in TERMS}
-        self._newest: State = {}
-        self._made_at = -math.inf
         self._moment = _Moment(-math.inf, {}, {})
 
     def full(self, max_age: float = 0.0) -> State:
@@ -127,17 +124,7 @@ class Feed:
             max_age: Age of a state, made for another client, that will do as well. Then many
                 open pages cost little more than one. Unit: s.
         """
-        with self._making:
-            now = self._clock()
-            # Below 0 where the clock was set back: that state could be kept for hours.
-            if 0.0 <= now - self._made_at < max_age:
-                return self._newest
-            self._patience = MAX_ASIDE_SECONDS
-            before = time.thread_time()
-            self._newest = self._made(now)
-            self._work_seconds = time.thread_time() - before
-            self._made_at = now
-            return self._newest
+        return self._of(None, max_age)
 
     def shown(self, shown: Shown, max_age: float = 0.0) -> State:
         """Return everything about the ranks that somebody looks at, and a line for each other one.
@@ -146,14 +133,18 @@ class Feed:
             shown: Those ranks.
             max_age: As for ``full``. What is about all ranks is made once for all who ask. Unit: s.
         """
+        return self._of(shown, max_age)
+
+    def _of(self, shown: Shown | None, max_age: float) -> State:
         with self._making:
             now = self._clock()
             self._patience = MAX_ASIDE_SECONDS
             before = time.thread_time()
+            # Below 0 where the clock was set back: that moment could be kept for hours.
             if not 0.0 <= now - self._moment.at < max_age:
                 self._moment = self._at(now)
             moment = self._moment
-            is_shown = there(moment.lines, shown)
+            is_shown = None if shown is None else there(moment.lines, shown)
             if (state := moment.states.get(is_shown)) is None:
                 state = moment.states[is_shown] = self._looked_at(moment, is_shown)
             moment.seconds += time.thread_time() - before
@@ -161,21 +152,12 @@ class Feed:
 
     @property
     def usual_age(self) -> float:
-        """The age that a full state must reach so that making them takes a tenth of a core at most."""
-        return min(MAX_AGE_SECONDS, 9.0 * self._work_seconds)
-
-    @property
-    def shown_age(self) -> float:
-        """The age that a shown state must reach so that making them takes a tenth of a core at most."""
+        """The age that a state must reach so that making them takes a tenth of a core at most."""
         return min(MAX_AGE_SECONDS, 9.0 * self._moment.seconds)
 
     def step_aside(self) -> None:
         """Let what is urgent go first, between two small pieces of work; hold no lock meanwhile."""
         self._patience = self._step_aside(self._patience)
-
-    def _made(self, now: float) -> State:
-        runs = self._judged()
-        return self._state(now, {run: self._run(*judged, now) for run, judged in runs.items()})
 
     def _at(self, now: float) -> _Moment:
         runs = self._judged()
@@ -194,12 +176,15 @@ class Feed:
         self.step_aside()
         return runs
 
-    def _looked_at(self, moment: _Moment, shown: Shown) -> State:
+    def _looked_at(self, moment: _Moment, shown: Shown | None) -> State:
+        """Return the state with everything about some ranks; of all if nobody says of which."""
         runs = dict(moment.lines["runs"])
-        for run, index in filter(None, ((shown.run, shown.rank), shown.beside)):
-            if run is not None and index is not None:
-                whole = self._whole(moment, run, index)
-                runs[run] = {**runs[run], "ranks": {**runs[run]["ranks"], index: whole}}
+        looked_at = [(run, index) for run, of in runs.items() for index in of["ranks"]]
+        if shown is not None:
+            looked_at = [(r, i) for r, i in looked_at if (r, i) in (shown[:2], shown.beside)]
+        for run, index in looked_at:
+            whole = self._whole(moment, run, index)
+            runs[run] = {**runs[run], "ranks": {**runs[run]["ranks"], index: whole}}
         return {**moment.lines, "runs": runs}
 
     def _whole(self, moment: _Moment, run: str, index: str) -> State:
@@ -230,10 +215,6 @@ class Feed:
             "problems": problems,
             "lists_ended": self._lists_ended(),
         }
-
-    def _run(self, ranks: Sequence[RankView], verdict: RunVerdict, now: float) -> State:
-        whole = {str(r.identity.rank): self._rank(r, verdict, now) for r in ranks}
-        return {**of_run(ranks, verdict, now), "ranks": whole}
 
     def _rank(self, rank: RankView, of_run: RunVerdict, now: float) -> State:
         stories = of_run.by_rank[rank.identity.rank].stories

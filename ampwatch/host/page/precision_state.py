@@ -6,9 +6,9 @@ what it says holds, so that a change of state names what is new only. No torch, 
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
+from ampwatch.host.page.as_json import digits
 from ampwatch.numerics.units.kernels.classifier import UNLISTED
 from ampwatch.report.op_lines import GROUPINGS, op_lines
 from ampwatch.report.op_shares import Absence, casts_per_op, flops_by_dtype, tensor_share
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ampwatch.host.fleet import Fleet, RankView
+    from ampwatch.host.page.rows import State
     from ampwatch.report.op_lines import OpLine
     from ampwatch.report.op_shares import Arithmetic
     from ampwatch.wire.records import CensusRecord, KernelRow, WindowRecord
 
-State = dict[str, Any]
 Row = list[Any]
 
 OP_COLUMNS = (
@@ -119,16 +119,16 @@ def _ops(census: CensusRecord) -> State:
         "sentence": census_sentence(census),
         "mix": _shares(flops_by_dtype(census)),
         "fallbacks": [
-            [FALLBACKS[total.reason], total.calls, _size(total.flops)]
+            [FALLBACKS[total.reason], total.calls, digits(total.flops)]
             for total in sorted(census.fallbacks, key=lambda t: (-t.flops, -t.calls))
             if total.reason in FALLBACKS
         ],
-        "cast_bytes": _size(sum(cast.bytes for cast in census.casts) / per_iteration),
+        "cast_bytes": digits(sum(cast.bytes for cast in census.casts) / per_iteration),
         "tables": {by: [_line(line) for line in lines[:MAX_LINES]] for by, lines in tables.items()},
         "left_out": {by: max(0, len(lines) - MAX_LINES) for by, lines in tables.items()},
     }
     if casts is not None:
-        state["casts_per_op"] = _short(casts)
+        state["casts_per_op"] = digits(casts, 4)
     return state
 
 
@@ -137,11 +137,11 @@ def _line(line: OpLine) -> Row:
         line.name,
         line.ran_in,
         line.calls,
-        _size(line.flops),
-        _size(line.tensor_flops),
-        _size(line.bytes),
+        digits(line.flops),
+        digits(line.tensor_flops),
+        digits(line.bytes),
         line.casts,
-        _size(line.cast_bytes),
+        digits(line.cast_bytes),
         _shares(dict((line.mix if line.flops else line.bytes_mix).most_common())),
         [[calls, FALLBACKS[reason]] for reason, calls in line.fallbacks.most_common()],
     ]
@@ -152,7 +152,7 @@ def _ceiling(arithmetic: Arithmetic) -> State:
         return {}
     state: State = {"sentence": arithmetic_sentence(arithmetic)}
     if arithmetic.utilization is not None:
-        state["share"] = _short(arithmetic.utilization)
+        state["share"] = digits(arithmetic.utilization, 4)
     return state
 
 
@@ -162,17 +162,17 @@ def _kernels(window: WindowRecord | None, absence: Absence) -> State:
         return state
     share = tensor_share(window)
     if share is not None:
-        state["share"] = [_short(share.low), _short(share.high)]
+        state["share"] = [digits(share.low, 4), digits(share.high, 4)]
     shown = window.kernels[:MAX_KERNELS]
     return {
         **state,
         "remarks": matmul_remarks(window),
         "totals": [
-            [total.unit, total.dtype, _short(total.nanoseconds / 1e9)]
+            [total.unit, total.dtype, digits(total.nanoseconds / 1e9, 4)]
             for total in sorted(window.totals, key=lambda t: -t.nanoseconds)
             if total.nanoseconds
         ],
-        "busy": _short(window.busy_ns / window.wall_ns) if window.wall_ns else 0,
+        "busy": digits(window.busy_ns / window.wall_ns, 4) if window.wall_ns else 0,
         "step": window.step,
         "rows": [_kernel(kernel) for kernel in shown],
         "left_out": window.kernels_left_out + len(window.kernels) - len(shown),
@@ -180,19 +180,9 @@ def _kernels(window: WindowRecord | None, absence: Absence) -> State:
 
 
 def _kernel(kernel: KernelRow) -> Row:
-    return [*kernel[:-1], _short(kernel.nanoseconds / 1e9)]
+    return [*kernel[:-1], digits(kernel.nanoseconds / 1e9, 4)]
 
 
 def _shares(weights: Mapping[str, float]) -> list[Row]:
     whole = sum(weights.values())
-    return [[dtype, _short(n / whole)] for dtype, n in weights.items() if n]
-
-
-def _short(value: float) -> float:
-    """Return what a cell of the page shows of ``value``, and a little more."""
-    return float(f"{value:.4g}") if math.isfinite(value) else 0.0
-
-
-def _size(value: float) -> float:
-    """Return ``value`` for JSON, whose readers have no whole numbers beyond 2**53."""
-    return float(f"{value:.6g}")
+    return [[dtype, digits(n / whole, 4)] for dtype, n in weights.items() if n]

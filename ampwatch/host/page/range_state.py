@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ampwatch.diagnosis.gradients.lost_gradients import GRADIENTS
 from ampwatch.host.fleet.gradients import unscaled
 from ampwatch.host.fleet.trouble import nonfinite
+from ampwatch.host.page.as_json import digits
 from ampwatch.numerics.formats import FORMATS, FormatFamily
 from ampwatch.report.words import number, plural
 from ampwatch.state.limits import finite_amax
@@ -25,12 +26,15 @@ if TYPE_CHECKING:
     from ampwatch.host.fleet.course import CoursePosition
     from ampwatch.host.fleet.gradients import GradientColumn
     from ampwatch.host.fleet.ranges import Ranges
+    from ampwatch.host.page.rows import State
     from ampwatch.numerics.formats import FloatFormat
     from ampwatch.report.stories import Story
     from ampwatch.wire.records import RangeRecord, Severity
 
-State = dict[str, Any]
 Row = list[Any]
+
+EXACT = 17
+"""Digits of a number of which nothing is lost."""
 
 EXPONENT_COLUMNS = (
     "last_step",
@@ -212,9 +216,9 @@ def _column(span: GradientColumn) -> Row:
     h = span.histogram
     return [
         span.last_step,
-        finite(span.scale_low),
-        finite(span.scale_high),
-        finite(span.amax),
+        digits(span.scale_low, EXACT),
+        digits(span.scale_high, EXACT),
+        digits(span.amax, EXACT),
         h.first,
         list(h.counts),
         h.zeros,
@@ -232,15 +236,15 @@ def _module(ranges: Ranges, topics: Mapping[Topic, RangeRecord], culprit: Severi
     update = topics.get(Topic.UPDATE)
     plain = None if gradient is None else unscaled(gradient)
     return [
-        float(f"{trouble.score:.6g}") if culprit is None else CULPRIT_SCORE,
+        digits(trouble.score) if culprit is None else CULPRIT_SCORE,
         trouble.reason,
         nonfinite(topics.values()) if topics else None,
-        None if lost is None else _short(lost),
+        None if lost is None else digits(lost, 4),
         None if gradient is None or plain is None else _amax(gradient, plain.amax),
         None if ranges.format is None else _headroom(ranges, gradient),
         None if activation is None else _amax(activation, activation.histogram.amax),
         _headroom(ranges, activation),
-        None if update is None else _short(update.histogram.zero_share),
+        None if update is None else digits(update.histogram.zero_share, 4),
         newest,
         {cell: step for cell, step in _steps(topics) if step != newest},
         culprit,
@@ -259,19 +263,9 @@ def _steps(topics: Mapping[Topic, RangeRecord]) -> Iterator[tuple[str, int]]:
 
 def _amax(record: RangeRecord, amax: float) -> float | str | None:
     """Return ``amax`` if anything finite of ``record`` was counted."""
-    return None if finite_amax(record) is None else _short(amax)
+    return None if finite_amax(record) is None else digits(amax, 4)
 
 
 def _headroom(ranges: Ranges, record: RangeRecord | None) -> float | str | None:
     room = None if record is None else ranges.headroom(record)
-    return _short(math.log2(room)) if room and math.isfinite(room) else None
-
-
-def _short(value: float) -> float | str:
-    """Return what a cell of the table shows of ``value``, and a little more."""
-    return finite(float(f"{value:.4g}"))
-
-
-def finite(value: float) -> float | str:
-    """Return ``value`` for JSON, exactly; infinity becomes a string."""
-    return value if math.isfinite(value) else "Infinity"
+    return digits(math.log2(room), 4) if room and math.isfinite(room) else None

@@ -8,8 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ampwatch import __version__
-from ampwatch.host.fleet.gpu_users import users
-from ampwatch.host.fleet.gpus import Feature, Reason
+from ampwatch.host.fleet.gpus import Feature, Reason, users
 from ampwatch.host.page.figures import figures
 from ampwatch.host.page.page import MAX_AGE_SECONDS
 from ampwatch.report.headline import headline

@@ -6,6 +6,7 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from ampwatch.host.page.as_json import digits
 from ampwatch.report.accounts import label, place
 from ampwatch.report.glossary import terms_in
 from ampwatch.report.pages import route_about
@@ -86,7 +87,7 @@ def finding_row(finding: Finding, *, current: bool, change: Sequence[str] = ()) 
         "last_step": finding.last_step,
         "count": finding.count,
         "last_seen": finding.last_seen,
-        "evidence": {name: _number(value) for name, value in finding.evidence.items()},
+        "evidence": {name: digits(value) for name, value in finding.evidence.items()},
         "evidence_words": {label(n): _written(n, v) for n, v in finding.evidence.items()},
         "summary": finding.summary,
         "advice": finding.advice,
@@ -124,7 +125,7 @@ def bucket_row(bucket: Bucket, *, on_device: bool = False) -> Row:
         bucket.last_step,
         bucket.num_steps,
         *map(_known, (bucket.scale_min, bucket.scale_max, bucket.scale_last)),
-        None if loss is None else _number(loss),
+        None if loss is None else digits(loss),
         bucket.num_nonfinite_losses,
         *map(_known, (bucket.duration_mean, bucket.duration_max)),
         round(bucket.time_ns / 1e9, 3),
@@ -133,7 +134,13 @@ def bucket_row(bucket: Bucket, *, on_device: bool = False) -> Row:
     )
 
 
-def _phases(bucket: Bucket, *, on_device: bool) -> tuple[float | None, tuple[int, ...] | None]:
+def _known(value: float) -> float | str | None:
+    return None if math.isnan(value) else digits(value)
+
+
+def _phases(
+    bucket: Bucket, *, on_device: bool
+) -> tuple[float | str | None, tuple[int, ...] | None]:
     """Return the mean time of the steps whose phases are known, unit s, and the phases in thousandths."""
     sums = bucket.device_phase_sums if on_device else bucket.phase_sums
     steps = bucket.num_device_phased if on_device else bucket.num_phased
@@ -143,21 +150,4 @@ def _phases(bucket: Bucket, *, on_device: bool) -> tuple[float | None, tuple[int
     parts = [round(WHOLE * part / seconds) for part in sums]
     while not parts[-1]:
         parts.pop()
-    return float(f"{seconds / steps:.4g}"), tuple(parts)
-
-
-def _known(value: float) -> float | str | None:
-    """Return ``value`` for JSON, where NaN stands for "not known"."""
-    return None if math.isnan(value) else _number(value)
-
-
-def _number(value: float) -> float | str:
-    """Return ``value`` for JSON, which has no NaN and no infinities: those become strings.
-
-    Six digits are more than a screen shows.
-    """
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "Infinity" if value > 0 else "-Infinity"
-    return float(f"{value:.6g}")
+    return digits(seconds / steps, 4), tuple(parts)

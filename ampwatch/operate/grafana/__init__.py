@@ -1,4 +1,4 @@
 """Dashboards in a Grafana.
 
-``boards`` has them as files, ``server`` asks a Grafana, ``work`` plans and does what there is to do.
+``work`` has them as files, and plans and does what there is to do; ``server`` asks a Grafana.
 """

@@ -94,7 +94,9 @@ def advice_of(tried: Sequence[Tried], kind_advice: str) -> str:
     if not cures:
         do = "does" if len(tried) == 1 else "do"
         return f"Tried on the batch of step {tried[0].step}: {others} {do} not cure it. {kind_advice}".strip()
-    parts = [f"{cures[0].order} (tried on the batch of step {cures[0].step}: its forward pass is then finite)."]
+    parts = [
+        f"{cures[0].order} (tried on the batch of step {cures[0].step}: its forward pass is then finite)."
+    ]
     if cures[1:]:
         parts.append(f"Also finite with {_listed([t.change for t in cures[1:]])}.")
     if others:

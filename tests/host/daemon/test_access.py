@@ -37,7 +37,6 @@ ROUTES = (
         "/events",
         "/map.json",
         "/map.json?run=gpt&rank=0",
-        "/blocks.json?run=gpt&rank=0",
         "/whatif.json?run=gpt&rank=0",
         "/debug/kernels.json",
         "/ended/",

@@ -7,7 +7,7 @@ import base64
 import bcrypt
 import pytest
 
-from ampwatch.host.daemon.basic_auth import REMEMBER_SECONDS, BasicAuth
+from ampwatch.host.daemon.protection import REMEMBER_SECONDS, BasicAuth
 from tests.workshop.clocks import Clock
 
 PASSWORD = "correct horse: é"
@@ -32,7 +32,7 @@ class CountingBcrypt:
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> CountingBcrypt:
     counting = CountingBcrypt()
-    monkeypatch.setattr("ampwatch.host.daemon.basic_auth.import_module", lambda _: counting)
+    monkeypatch.setattr("ampwatch.host.daemon.protection.import_module", lambda _: counting)
     return counting
 
 

@@ -49,11 +49,10 @@ def test_a_client_that_came_earlier_is_not_passed_by_those_who_come_anew(served:
     """A scrape on a connection that is kept has its turn before clients that connect later."""
     asked: list[float] = []
 
-    class Turns:
-        async def wait(self, answered: float) -> None:
-            asked.append(answered)
+    async def wait(answered: float) -> None:
+        asked.append(answered)
 
-    served.server._turns = Turns()
+    served.server._turns.wait = wait
     with served.raw(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n") as kept:
         assert kept.recv(65536)
         with served.raw(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n") as new:

@@ -28,7 +28,7 @@ from ampwatch.host.daemon.server import Server
 from ampwatch.host.daemon.site import Request, Response, Site
 from ampwatch.host.daemon.web_config import WebConfig
 from ampwatch.host.fleet import Fleet
-from ampwatch.host.fleet.passes import CollectorPass
+from ampwatch.host.fleet.fleet import CollectorPass
 from ampwatch.wire.ring.layout import LAYOUT
 from tests.host.daemon.parts import OPEN, Answer, ask, eventually
 from tests.workshop.fleets import made_up_fleet
@@ -249,16 +249,9 @@ def test_a_map_is_of_one_rank_and_sent_again_only_if_it_is_another(served: Serve
     assert served.ask("/map.json?run=gpt&rank=0&module=(root)").json["module"] == ""
 
 
-def test_of_a_rank_without_blocks_there_is_a_list_without_formats(served: Served) -> None:
-    """Nothing was measured in blocks."""
-    assert served.ask("/blocks.json?run=gpt&rank=1").json["formats"] == []
-
-
 @pytest.mark.parametrize(
     ("path", "status"),
     [
-        ("/blocks.json?run=gpt", 400),
-        ("/blocks.json?run=gpt&rank=99", 404),
         ("/whatif.json?run=gpt", 400),
         ("/whatif.json?run=gpt&rank=0&exponent=absent", 400),
         ("/whatif.json?run=gpt&rank=0&exponent=9999", 400),
@@ -270,7 +263,7 @@ def test_of_a_rank_without_blocks_there_is_a_list_without_formats(served: Served
     ],
 )
 def test_a_map_of_nothing_is_a_sentence(served: Served, path: str, status: int) -> None:
-    """So are losses in blocks of nothing: what is expected, and nothing of what was asked."""
+    """What is expected, and nothing of what was asked."""
     answer = served.ask(path)
 
     assert answer.status == status

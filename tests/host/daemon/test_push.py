@@ -24,7 +24,7 @@ from ampwatch.host.daemon.push import (
     without_password,
 )
 from ampwatch.host.fleet import Fleet
-from ampwatch.host.fleet.passes import CollectorPass
+from ampwatch.host.fleet.fleet import CollectorPass
 from ampwatch.settings import Settings
 from tests.host.daemon.collector import collecting, metrics_of, received_values
 from tests.host.daemon.parts import Place, eventually

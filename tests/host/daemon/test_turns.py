@@ -2,7 +2,7 @@
 
 import asyncio
 
-from ampwatch.host.daemon.turns import Turns
+from ampwatch.host.daemon.lanes import Turns
 
 
 async def order_of(*answered: float, leaving: tuple[int, ...] = ()) -> list[list[int]]:
@@ -14,6 +14,7 @@ async def order_of(*answered: float, leaving: tuple[int, ...] = ()) -> list[list
         await turns.wait(answered[number])
         passes[-1].append(number)
 
+    giving = asyncio.ensure_future(turns.run())
     clients = [asyncio.ensure_future(client(number)) for number in range(len(answered))]
     for _ in range(len(answered) + 3):
         passes.append([])
@@ -21,6 +22,7 @@ async def order_of(*answered: float, leaving: tuple[int, ...] = ()) -> list[list
         for number in leaving:
             clients[number].cancel()
     await asyncio.gather(*clients, return_exceptions=True)
+    giving.cancel()
     return [let_go for let_go in passes if let_go]
 
 

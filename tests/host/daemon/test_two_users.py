@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from ampwatch.host.daemon.known_names import NAMES_FILE, KnownNames
 from ampwatch.host.daemon.watcher import RingWatcher
 from ampwatch.host.fleet import Fleet
-from ampwatch.host.fleet.owners import user_name
-from ampwatch.host.fleet.passes import CollectorPass
+from ampwatch.host.fleet.fleet import CollectorPass
+from ampwatch.host.fleet.owners import NAMES_FILE, NameOwners, user_name
 from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.host.page.page import Feed
 from ampwatch.settings import Settings
@@ -66,13 +65,14 @@ def shared() -> Iterator[Path]:
         yield Path(directory)
 
 
-def new_daemon(shared: Path) -> tuple[Fleet, RingWatcher, KnownNames]:
+def new_daemon(shared: Path) -> tuple[Fleet, RingWatcher, NameOwners]:
     """The parts of a daemon of the machine that know of runs."""
     fleet = Fleet(Settings())
     # The forger's directory is found first.
     places = [shared / "a-forger", shared / "root"]
     watcher = RingWatcher(fleet, lambda: places, grace_seconds=600.0, any_user=True)
-    return fleet, watcher, KnownNames(shared, fleet.owners)
+    fleet.owners.keep_in(shared)
+    return fleet, watcher, fleet.owners
 
 
 def steps(fleet: Fleet) -> dict[str, tuple[str, float]]:
@@ -107,7 +107,7 @@ def test_a_forged_ring_takes_no_series_not_even_from_a_daemon_that_is_started_ag
         watcher.poll()
         both = steps(fleet)
         page = {run: said["ranks"]["0"]["user"] for run, said in Feed(fleet).full()["runs"].items()}
-        names.update()
+        names.save_if_due()
         watcher.close()
 
         again, watcher, _ = new_daemon(shared)

@@ -8,7 +8,6 @@ import pytest
 
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.fleet import Writer
-from ampwatch.host.fleet.gpu_users import gpu_of, unseen, users
 from ampwatch.host.fleet.gpus import (
     CAPABILITY_STATES,
     KNOWN_XIDS,
@@ -21,6 +20,9 @@ from ampwatch.host.fleet.gpus import (
     Pass,
     Reason,
     Xids,
+    gpu_of,
+    unseen,
+    users,
 )
 from ampwatch.settings import Settings
 from ampwatch.wire.records import FactsRecord

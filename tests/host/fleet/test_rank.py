@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampwatch.host.fleet import RankView
-from ampwatch.host.fleet.histogram import STEP_DURATION_BOUNDS, Histogram
-from ampwatch.host.fleet.peak import HOLD_SECONDS, Peak
+from ampwatch.host.fleet.histogram import HOLD_SECONDS, STEP_DURATION_BOUNDS, Histogram, Peak
 from ampwatch.host.fleet.rank import DIED, FIRST_LOOK_SECONDS
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.settings import Settings
@@ -92,7 +91,7 @@ def test_findings_carry_the_time_of_the_step_they_came_with() -> None:
     """Records of findings have no time of their own; before the first step it is that of the start."""
     rank = view(finding("api_error"), step(4), finding("scale_collapse", last_step=5))
 
-    seen = {s.kind: t.last_seen_ns for s, t in rank.finding_totals.by_sort().items()}
+    seen = {s.kind: t.last_seen_ns for s, t in rank.finding_totals.sums.by_sort.items()}
 
     assert seen == {"api_error": START * SECOND, "scale_collapse": (START + 5) * SECOND}
     assert list(rank.findings) == ["api_error@optimizer:0", "scale_collapse@optimizer:0"]

@@ -228,7 +228,6 @@ int nvmlDeviceGetTemperature(DEVICE, u32 sensor, u32 *temperature) {
 
 int nvmlDeviceGetPowerUsage(DEVICE, u32 *milliwatts) { CHECK(device); *milliwatts = 350500; return SUCCESS; }
 int nvmlDeviceGetEnforcedPowerLimit(DEVICE, u32 *milliwatts) { CHECK(device); *milliwatts = 700000; return SUCCESS; }
-int nvmlDeviceGetTotalEnergyConsumption(DEVICE, u64 *millijoules) { CHECK(device); *millijoules = 123456789; return SUCCESS; }
 
 int nvmlDeviceGetClockInfo(DEVICE, u32 domain, u32 *mhz) { CHECK(device); *mhz = domain == 1 ? 1755 : 2619; return SUCCESS; }
 int nvmlDeviceGetMaxClockInfo(DEVICE, u32 domain, u32 *mhz) { CHECK(device); *mhz = domain == 1 ? 1980 : 2619; return SUCCESS; }
@@ -240,7 +239,6 @@ int nvmlDeviceGetTotalEccErrors(DEVICE, u32 severity, u32 since, u64 *count) {
     return SUCCESS;
 }
 
-int nvmlDeviceGetPcieThroughput(DEVICE, u32 direction, u32 *kib) { CHECK(device); *kib = direction ? 2000 : 1000; return SUCCESS; }
 
 typedef struct {
     u32 field, scope; long long time, latency; u32 type, status; u64 value;
@@ -257,8 +255,6 @@ int nvmlDeviceGetFieldValues(DEVICE, int count, FieldValue *values) {
         case 82: values[i].type = 1; values[i].value = 0xdead00000000ull | 70; break;
         case 74: values[i].value = 1500000000ull; break;
         case 75: values[i].value = 900000000ull; break;
-        case 138: case 139:
-            values[i].value = values[i].scope == 0xffffffff ? values[i].field * 1000 : 1; break;
 #ifdef OLD_DRIVER
         case 269: case 270: case 271: values[i].status = INVALID_ARGUMENT; break;
 #else

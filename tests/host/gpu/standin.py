@@ -82,10 +82,10 @@ class Standin:
     def nvml(self) -> Nvml | Pass:
         return open_nvml(find=lambda _name: None)
 
-    def source(self, report: Report | None = None, *, link_throughput: bool = False) -> NvmlSource:
+    def source(self, report: Report | None = None) -> NvmlSource:
         nvml = self.nvml()
         assert isinstance(nvml, Nvml), nvml
-        return NvmlSource(nvml, report, link_throughput=link_throughput)
+        return NvmlSource(nvml, report)
 
     @property
     def leftovers(self) -> tuple[int, int, int]:

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from ampwatch.host.fleet import Fleet
+from ampwatch.host.fleet.fleet import CollectorPass
 from ampwatch.host.fleet.gpus import Feature, Gpu, Pass, Reason
-from ampwatch.host.fleet.passes import CollectorPass
 from ampwatch.host.gpu.collector import GpuCollector
 from ampwatch.host.gpu.source import Source
 from ampwatch.settings import Settings

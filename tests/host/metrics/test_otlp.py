@@ -15,7 +15,7 @@ from opentelemetry.proto.metrics.v1 import metrics_pb2
 
 from ampwatch import __version__
 from ampwatch.host.fleet import Fleet
-from ampwatch.host.fleet.passes import CollectorPass
+from ampwatch.host.fleet.fleet import CollectorPass
 from ampwatch.host.metrics.catalog import CATALOG
 from ampwatch.host.metrics.otlp import FindingEvents, Snapshots, resource
 from ampwatch.host.metrics.prometheus import PrometheusExporter

@@ -17,7 +17,7 @@ from ampwatch import __version__
 from ampwatch.diagnosis.kinds.registry import KINDS
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet import fleet as fleets
-from ampwatch.host.fleet.passes import CollectorPass
+from ampwatch.host.fleet.fleet import CollectorPass
 from ampwatch.host.metrics.catalog import CATALOG, TOPICS, markdown
 from ampwatch.host.metrics.labels import LABELS
 from ampwatch.host.metrics.metric import Metric

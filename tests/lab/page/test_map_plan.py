@@ -14,8 +14,9 @@ import torch
 from ampwatch.host.fleet.ranges import MAX_BLOCKED
 from ampwatch.host.fleet.rank import MAX_BUDGETS
 from ampwatch.host.page.map_state import Maps
+from ampwatch.host.page.rows import State
+from ampwatch.host.page.whatif_state import Asked, WhatIfs
 from ampwatch.lab.budget import ErrorBudget, ErrorRow, records_of
-from ampwatch.lab.page.block_state import BlockStates
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.wire.records import (
     MAX_BUDGETED,
@@ -279,17 +280,16 @@ def _measured(values: torch.Tensor, **changes: object) -> RangeRecord:
     return ranges(exponents=measured.histogram, blocks=measured.blocks, **changes)
 
 
-def _states(*records: RangeRecord) -> BlockStates:
-    return BlockStates(fleet_of(FACTS, *records))
+def _losses(*records: RangeRecord, module: str | None = None) -> list[State]:
+    state = WhatIfs(fleet_of(FACTS, *records)).of(Asked(RUN, "0", module))
+    assert state is not None
+    return list(state["blocked"])
 
 
 def test_the_words_are_of_values_that_are_really_cast() -> None:
     """Of each block-scaled format, in the order of their bits."""
     values = _values()
-    state = _states(_measured(values)).of(RUN, "0", None)
-    assert state is not None
-
-    found = {one["name"]: one["words"] for one in state["formats"]}
+    found = {one["name"]: one["words"] for one in _losses(_measured(values))}
     assert list(found) == [name for name, fmt in FORMATS.items() if fmt.block is not None]
     for name, words in found.items():
         cast = quantised(values.double().reshape(-1), name)
@@ -303,32 +303,24 @@ def test_the_words_are_of_values_that_are_really_cast() -> None:
 
 def test_formats_stand_under_what_shares_a_scale() -> None:
     """MX apart from NVFP4."""
-    state = _states(_measured(_values())).of(RUN, "0", None)
-    assert state is not None
-
-    groups = {one["name"]: one["group"] for one in state["formats"]}
+    groups = {one["name"]: one["group"] for one in _losses(_measured(_values()))}
     assert groups["mxfp4"] == groups["mxint8"] == "MX: a scale for 32 elements"
     assert groups["nvfp4"] == "NVFP4: a scale for 16 elements"
 
 
 def test_samples_without_blocks_leave_those_that_were_measured() -> None:
     """Blocks are measured in some of the samples only; each module has its own."""
-    small, large = _measured(_values(), module="head", step=3), _measured(_values(), step=3)
-    states = _states(small, large, ranges(step=9), ranges("head", step=9))
+    small, large = _measured(_values() / 64, module="head", step=3), _measured(_values(), step=3)
+    records = (small, large, ranges(step=9), ranges("head", step=9))
 
-    for module in (None, "head"):
-        state = states.of(RUN, "0", module)
-        assert state is not None
-        assert state["step"] == 3
+    assert _losses(*records) == _losses(large)
+    assert _losses(*records, module="head") == _losses(small, large, module="head")
 
 
 def test_nothing_is_said_of_what_was_not_measured() -> None:
-    """No blocks, nothing but zeros, no rank."""
-    assert _states(ranges()).of(RUN, "0", None) == {"formats": []}
-    zeros = _states(_measured(torch.zeros(4, 32))).of(RUN, "0", None)
-    assert zeros is not None
-    assert zeros["formats"] == []
-    assert _states(ranges()).of(RUN, "1", None) is None
+    """No blocks, nothing but zeros."""
+    assert _losses(ranges()) == []
+    assert _losses(_measured(torch.zeros(4, 32))) == []
 
 
 def test_the_blocks_that_are_kept_are_bounded() -> None:

@@ -14,9 +14,8 @@ import pytest
 
 from ampwatch.cli import main
 from ampwatch.errors import GrafanaError
-from ampwatch.operate.grafana.boards import as_text, difference
 from ampwatch.operate.grafana.server import GrafanaServer
-from ampwatch.operate.grafana.work import Wishes, plan_board
+from ampwatch.operate.grafana.work import Wishes, as_text, difference, plan_board
 from tests.host.daemon.parts import ROOT
 from tests.operate.grafana.conftest import PROMETHEUS, Command, small, write
 from tests.operate.grafana.standin import TOKEN, Grafana

@@ -6,7 +6,7 @@ import { exponents } from "./exponents.js";
 import { PANELS } from "./panels.js";
 import { phases } from "./phases.js";
 import { Plot, onNewLook } from "./plot.js";
-import { named } from "./state.js";
+import { byStep } from "./state.js";
 
 const WIDE = 620; // px; a narrower chart has fewer labels
 const HEATMAP = "exponents";
@@ -43,7 +43,7 @@ export class Charts {
     if (this.wanted?.subject === subject && news.every((part, i) => part === this.news[i])) return;
     const isOther = this.wanted?.subject !== subject;
     if (isOther) this.zoom = null;
-    this.wanted = { subject, exponents, named, rows: readRows(columns, series) };
+    this.wanted = { subject, exponents, named, rows: byStep(columns, series) };
     this.news = news;
     this.draw(isOther);
   }
@@ -52,7 +52,7 @@ export class Charts {
   compare(label, columns, series) {
     const newest = label === null ? null : Object.values(series).at(-1);
     if ((this.other?.label ?? null) === label && this.other?.newest === newest) return;
-    this.other = label === null ? null : { label, newest, rows: readRows(columns, series) };
+    this.other = label === null ? null : { label, newest, rows: byStep(columns, series) };
     byId("second").replaceChildren(...(label === null ? [] : [make("span", { class: "dashes", "aria-hidden": "true" }), label]));
     byId("second").hidden = label === null;
     this.draw();
@@ -139,13 +139,6 @@ export class Charts {
     const count = width > WIDE ? 9 : 4;
     return { ...picture, layers: [...picture.layers, ...marker], x: { range: this.range, at: this.scale.at, ticks: this.scale.ticks(this.range, count) } };
   }
-}
-
-/** Rows as objects, in the order of their steps. */
-function readRows(columns, series) {
-  return Object.entries(series)
-    .map(([first, cells]) => ({ first: Number(first), ...named(columns, cells) }))
-    .sort((a, b) => a.first - b.first);
 }
 
 /** The rows of some steps, with one more on each side so that lines go on to the edges. */

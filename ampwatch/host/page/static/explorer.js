@@ -20,7 +20,6 @@ export class Explorer {
     this.format = null; // null: that of autocast
     this.exponent = null; // null: the scale as it is now
     this.dialling = false;
-    this.blocked = [];
     this.plot = new Plot(byId("chart-whatif"), "Elements by magnitude after scaling");
     onNewLook(() => this.draw());
     const dial = byId("whatif-scale");
@@ -108,20 +107,13 @@ export class Explorer {
     if (picture) this.plot.draw(spectrum(picture, this.answer.whole, byId("chart-whatif").clientWidth));
   }
 
-  /** Show losses in block-scaled formats: { name, group, words } each. No loss scale changes these. */
-  showBlocks(formats) {
-    this.blocked = formats;
-    this.draw();
-  }
-
   drawFormats() {
-    const { format: chosen, formats: choices } = this.answer;
+    const { format: chosen, formats: choices, blocked } = this.answer;
     const cards = (formats) => [...new Set(formats.map(({ group }) => group))].flatMap((group) => [make("h3", {}, group), ...formats.filter((one) => one.group === group).map((one) => formatCard(one, chosen))]);
     rebuild(byId("whatif-formats"), [chosen, choices], () => [make("legend", { class: "unseen" }, "Format"), ...cards(choices)]);
     // Apart from what can be chosen: news of blocks must not take a choice from under the pointer.
-    rebuild(byId("whatif-blocked"), this.blocked, () => cards(this.blocked));
-    byId("whatif-blocked").hidden = !this.blocked.length;
-    byId("whatif-blocks").hidden = !this.blocked.length;
+    rebuild(byId("whatif-blocked"), blocked, () => cards(blocked));
+    for (const id of ["whatif-blocked", "whatif-blocks"]) byId(id).hidden = !blocked.length;
   }
 
   drawDial() {

@@ -2,7 +2,6 @@
 
 import { powers } from "./axes.js";
 import { WIDE, inWords, lookOf, names, roomFor } from "./limits.js";
-import { named } from "./state.js";
 import { number, percent, powerOfTwo, steps } from "./words.js";
 
 const FAINTEST = -6; // decades of share; what is rarer is drawn as faint as this
@@ -20,7 +19,7 @@ const LIMITS = [
 
 /**
  * @param {{columns: object[], name: string, format: object, known: boolean, scaled: boolean}} view columns as
- *   readColumns makes them, the format whose limits are drawn, its name, whether it is known to be in use, and
+ *   byStep makes them, the format whose limits are drawn, its name, whether it is known to be in use, and
  *   whether values are shown times the scale
  * @param {number} end the step that is next in the run: limits are drawn up to there
  * @param {number} width of the chart in px
@@ -62,13 +61,6 @@ export function exponents({ columns, name, format, known, scaled }, end, width) 
       stops: cells.map((cell) => ({ x: (cell.from + cell.until) / 2, say: (height) => cellWords(cell, height, rows, strips, scaled) })),
     },
   };
-}
-
-/** Columns of the heatmap, in the order of their steps; `names` says what their cells are. */
-export function readColumns(names, raw) {
-  return Object.entries(raw)
-    .map(([first, cells]) => ({ first: Number(first), ...named(names, cells) }))
-    .sort((a, b) => a.first - b.first);
 }
 
 /** A sample holds until the next one, the newest as long as the one before it, but not beyond the run. */

@@ -1,11 +1,9 @@
 // What is known of the ranges of one rank: heatmap, what-if panel and table, and what connects them.
 
-import { Blocks } from "./blocks.js";
 import { byId, setText } from "./dom.js";
 import { Explorer } from "./explorer.js";
-import { readColumns } from "./exponents.js";
 import { Modules } from "./modules.js";
-import { named } from "./state.js";
+import { byStep, named } from "./state.js";
 
 export class Ranges {
   /** @param {() => void} onChange called when the user has chosen something that is drawn elsewhere */
@@ -14,7 +12,6 @@ export class Ranges {
     this.module = null; // null: all gradients
     this.subject = null;
     this.explorer = new Explorer();
-    this.blocks = new Blocks((formats) => this.explorer.showBlocks(formats));
     this.modules = new Modules((name) => this.select(name === this.module ? null : name));
     byId("whatif-all").addEventListener("click", () => this.select(null));
     byId("scaled").addEventListener("change", (event) => {
@@ -31,7 +28,6 @@ export class Ranges {
       this.explorer.reset();
     }
     this.subject = subject;
-    this.blocks.want({ run, rank, subject, module: this.module });
     const columns = this.columns(subject, state.exponent_columns, ranges.columns);
     setText(byId("ranges-sentence"), ranges.sentence);
     byId("exponents-box").hidden = !columns.length;
@@ -45,7 +41,7 @@ export class Ranges {
   columns(subject, names, raw) {
     const newest = Object.values(raw).at(-1); // a changed column is another array
     if (this.seen?.subject !== subject || this.seen.newest !== newest) {
-      this.seen = { subject, newest, columns: readColumns(names, raw) };
+      this.seen = { subject, newest, columns: byStep(names, raw) };
     }
     return this.seen.columns;
   }

@@ -23,6 +23,13 @@ export function named(columns, cells) {
   return Object.fromEntries(columns.map((column, i) => [column, cells[i]]));
 }
 
+/** Rows by their first steps as objects, in the order of these. */
+export function byStep(columns, rows) {
+  return Object.entries(rows)
+    .map(([first, cells]) => ({ first: Number(first), ...named(columns, cells) }))
+    .sort((a, b) => a.first - b.first);
+}
+
 /** Whether everything about a rank is here: of those that nobody looks at the daemon sends one line. */
 export function isWhole(rank) {
   return "series" in rank;

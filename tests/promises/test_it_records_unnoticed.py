@@ -33,7 +33,6 @@ def watched(run: Run, directory: Path, **settings: object) -> Monitor:
         serve=False,
         lab=True,
         record_dir=str(directory),
-        record_elements=1,
         **settings,
     )
 

@@ -22,7 +22,6 @@ HEAD = TapeHead(
     ampwatch="0.1.0",
     first=2,
     every=0,
-    elements=-1,
     facts={"torch": "2.13.0", "device": "cpu"},
     modules=[],
     optimizers=[],

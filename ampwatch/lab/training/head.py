@@ -44,7 +44,6 @@ def head_of(context: Context, identity: RunIdentity) -> TapeHead:
         ampwatch=identity.version,
         first=settings.record_first,
         every=settings.record_every,
-        elements=settings.record_elements,
         facts=facts,
         modules=modules,
         optimizers=[known for known in optimizers if known],

@@ -98,7 +98,7 @@ def plan(
         formats: Names of the formats to choose from; those that libraries train with if not given.
 
     Returns:
-        The plan: ``table()``, ``as_dict()``, ``code("torchao")``. Where there is none, its
+        The plan: ``table()``, ``as_dict()``. Where there is none, its
         ``why_not`` says why, and what to do.
 
     Raises:

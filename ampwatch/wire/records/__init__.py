@@ -13,7 +13,6 @@ from ampwatch.wire.records.fields import KERNEL_UNITS
 from ampwatch.wire.records.findings import GONE_STEP, OUTSIDE, Finding, FindingRecord, Severity
 from ampwatch.wire.records.kernels import KernelRow, KernelTotal, WindowRecord, WindowSkip
 from ampwatch.wire.records.laboratory import (
-    BY_PLAN,
     CONVOLUTION,
     FORWARD,
     GRAD_INPUT,
@@ -73,7 +72,6 @@ from ampwatch.wire.records.steps import (
 
 __all__ = [
     "ALL_MODULES",
-    "BY_PLAN",
     "CONVOLUTION",
     "FORWARD",
     "GONE_STEP",

@@ -19,19 +19,12 @@ NONE = "none"
 
 
 class _Grade(NamedTuple):
-    """How many bits of a result are right.
+    """How many bits of a result are right."""
 
-    Attributes:
-        bits: The least that it takes.
-        letter: What stands for it in a row.
-        word: It in words.
-        meaning: Which formats reach it.
-    """
-
-    bits: int
-    letter: str
-    word: str
-    meaning: str
+    bits: int  # the least that it takes
+    letter: str  # what stands for it in a row
+    word: str  # it in words
+    meaning: str  # which formats reach it
 
     @property
     def key(self) -> str:

@@ -77,17 +77,11 @@ _KEPT = (
 
 
 class _Candidate(NamedTuple):
-    """Formats of the operands of a product.
+    """Formats of the operands of a product."""
 
-    Attributes:
-        left: Format of the first.
-        right: Format of the second.
-        bits: Bits of an element with its part of a scale, of the wider one.
-    """
-
-    left: FloatFormat
-    right: FloatFormat
-    bits: float
+    left: FloatFormat  # format of the first
+    right: FloatFormat  # format of the second
+    bits: float  # bits of an element with its part of a scale, of the wider one
 
     @property
     def name(self) -> str:
@@ -96,19 +90,12 @@ class _Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """Arguments of a plan, checked.
+    """Arguments of a plan, checked."""
 
-    Attributes:
-        limit_db: As in ``Plan``.
-        max_flushed: As in ``Plan``.
-        gpu: The GPU, if one is named.
-        formats: The formats, the cheapest first.
-    """
-
-    limit_db: float
-    max_flushed: float
-    gpu: Gpu | None
-    formats: tuple[FloatFormat, ...]
+    limit_db: float  # as in ``Plan``
+    max_flushed: float  # as in ``Plan``
+    gpu: Gpu | None  # the GPU, if one is named
+    formats: tuple[FloatFormat, ...]  # the formats, the cheapest first
 
 
 def checked(

@@ -30,19 +30,12 @@ if TYPE_CHECKING:
 
 
 class _Rates(NamedTuple):
-    """FLOP per clock and SM of one generation.
+    """FLOP per clock and SM of one generation."""
 
-    Attributes:
-        half: Of float16 accumulated in float32, as PyTorch does it, on tensor cores.
-        tensor_dtypes: What else tensor cores multiply, as a multiple of ``half``.
-        float32: Of the general-purpose cores.
-        float64: Of the faster of the two.
-    """
-
-    half: int
-    tensor_dtypes: Mapping[str, float]
-    float32: int
-    float64: int
+    half: int  # of float16 accumulated in float32, as PyTorch does it, on tensor cores
+    tensor_dtypes: Mapping[str, float]  # what else tensor cores multiply, as a multiple of ``half``
+    float32: int  # of the general-purpose cores
+    float64: int  # of the faster of the two
 
 
 _AMPERE = {"bfloat16": 1.0, "tf32": 0.5}

@@ -169,19 +169,12 @@ _C_TYPES: dict[torch.dtype, Any] = {
 
 
 class _Layout(NamedTuple):
-    """Bits of a dtype, as integers of its size.
+    """Bits of a dtype, as integers of its size."""
 
-    Attributes:
-        mantissa_bits: Stored bits of the mantissa.
-        unit: Exponent of the smallest subnormal number.
-        inf: Key of inf.
-        mask: All bits but the sign.
-    """
-
-    mantissa_bits: int
-    unit: int
-    inf: int
-    mask: int
+    mantissa_bits: int  # stored bits of the mantissa
+    unit: int  # exponent of the smallest subnormal number
+    inf: int  # key of inf
+    mask: int  # all bits but the sign
 
 
 def _layout(name: str) -> _Layout:

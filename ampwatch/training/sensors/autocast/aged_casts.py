@@ -29,23 +29,14 @@ MAX_CASTS = 4096
 
 
 class _Cast(NamedTuple):
-    """A cast of a weight that autocast may keep.
+    """A cast of a weight that autocast may keep."""
 
-    Attributes:
-        result: Result of the cast.
-        parameter: The weight.
-        name: Name of the weight.
-        written: What tells writes to the weight before the cast from later ones.
-        memory: Where the weight was.
-        regions: Autocast regions around the cast.
-    """
-
-    result: weakref.ref[torch.Tensor]
-    parameter: weakref.ref[torch.Tensor]
-    name: str
-    written: tuple[int, int]
-    memory: Memory
-    regions: list[AutocastRegion]
+    result: weakref.ref[torch.Tensor]  # result of the cast
+    parameter: weakref.ref[torch.Tensor]  # the weight
+    name: str  # name of the weight
+    written: tuple[int, int]  # what tells writes to the weight before the cast from later ones
+    memory: Memory  # where the weight was
+    regions: list[AutocastRegion]  # autocast regions around the cast
 
 
 class AgedCasts(OpSensor):

@@ -40,17 +40,11 @@ MIN_RATIO = 64.0
 
 
 class _Clamp(NamedTuple):
-    """A tensor that was limited.
+    """A tensor that was limited."""
 
-    Attributes:
-        memory: Where it lies.
-        limit: The largest magnitude that is left.
-        source: ``file:line`` of the call.
-    """
-
-    memory: Memory
-    limit: float
-    source: str
+    memory: Memory  # where it lies
+    limit: float  # the largest magnitude that is left
+    source: str  # ``file:line`` of the call
 
 
 class HandClips(OpSensor):

@@ -57,29 +57,18 @@ it gives a finite float32 number for updates below 2^27."""
 
 
 class _Group(NamedTuple):
-    """Some elements of the parameters of one device and dtype, in a row.
+    """Some elements of the parameters of one device and dtype, in a row."""
 
-    Attributes:
-        names: Names of the parameters.
-        sizes: Number of elements of each.
-        values: The elements, joined; float64 if they are, else float32.
-    """
-
-    names: list[str]
-    sizes: list[int]
-    values: Tensor
+    names: list[str]  # names of the parameters
+    sizes: list[int]  # number of elements of each
+    values: Tensor  # the elements, joined; float64 if they are, else float32
 
 
 class _Snapshot(Struct):
-    """Some elements of the parameters of one optimizer.
+    """Some elements of the parameters of one optimizer."""
 
-    Attributes:
-        groups: The elements, by device and dtype.
-        step: Iteration in which they were taken.
-    """
-
-    groups: list[_Group]
-    step: int
+    groups: list[_Group]  # the elements, by device and dtype
+    step: int  # iteration in which they were taken
 
     def is_of_the_same_as(self, other: _Snapshot) -> bool:
         """Whether both hold the same elements of the same parameters."""
@@ -88,39 +77,26 @@ class _Snapshot(Struct):
 
 
 class _SnapshotHistory(Struct):
-    """The snapshots of one optimizer.
+    """The snapshots of one optimizer."""
 
-    Attributes:
-        together: Elements of all parameters that the memory has room for.
-        before: Snapshot from before the step that is running.
-        is_suspected: Whether a step has moved a weight by ``MIN_RATIO`` times the learning rate.
-        parts: Number of parts that those in ``kept`` are of.
-        kept: Snapshots that wait for later ones, by part.
-    """
-
-    together: int
-    before: _Snapshot | None = None
+    together: int  # elements of all parameters that the memory has room for
+    before: _Snapshot | None = None  # snapshot from before the step that is running
+    # whether a step has moved a weight by ``MIN_RATIO`` times the learning rate
     is_suspected: bool = False
-    parts: int = 1
+    parts: int = 1  # number of parts that those in ``kept`` are of
+    # snapshots that wait for later ones, by part
     kept: dict[int, _Snapshot] = field(default_factory=dict)
 
 
 class _Squares(NamedTuple):
-    """A state of an optimizer that may hold squares of gradients.
+    """A state of an optimizer that may hold squares of gradients."""
 
-    Attributes:
-        name: Name of the parameter.
-        values: The state.
-        numerators: What may be divided by its root: the gradient of the parameter, and the other states.
-        moved: How far the step has moved it, at most, in units of the learning rate; on its device.
-        eps: What the optimizer adds to what it divides by.
-    """
-
-    name: str
-    values: Tensor
+    name: str  # name of the parameter
+    values: Tensor  # the state
+    # what may be divided by its root: the gradient of the parameter, and the other states
     numerators: list[Tensor]
-    moved: Tensor
-    eps: float
+    moved: Tensor  # how far the step has moved it, at most, in units of the learning rate; on its device
+    eps: float  # what the optimizer adds to what it divides by
 
 
 class UpdateSensor(Sensor):

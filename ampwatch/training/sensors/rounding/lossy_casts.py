@@ -85,37 +85,22 @@ ROUNDED_SHARE = 0.25
 
 
 class _Held(NamedTuple):
-    """A cast outside of modules whose result was not used yet.
+    """A cast outside of modules whose result was not used yet."""
 
-    Attributes:
-        result: Storage of the result of the cast.
-        address: Address of that.
-        cast: Evidence of the cast.
-    """
-
-    result: WeakStorage
-    address: int
-    cast: LossyCast
+    result: WeakStorage  # storage of the result of the cast
+    address: int  # address of that
+    cast: LossyCast  # evidence of the cast
 
 
 class _Angle(NamedTuple):
-    """What was made of a cast of one number for each sample, as its time is.
+    """What was made of a cast of one number for each sample, as its time is."""
 
-    Attributes:
-        result: Storage of it, or of what was computed of it.
-        address: Address of that.
-        num_ops: Ops from the cast to it.
-        cast: Evidence of the cast, but for the largest number.
-        read: The largest change of a number over the largest number, and that.
-        signature: What casts like it have in common.
-    """
-
-    result: WeakStorage
-    address: int
-    num_ops: int
-    cast: LossyCast
-    read: torch.Tensor
-    signature: Hashable
+    result: WeakStorage  # storage of it, or of what was computed of it
+    address: int  # address of that
+    num_ops: int  # ops from the cast to it
+    cast: LossyCast  # evidence of the cast, but for the largest number
+    read: torch.Tensor  # the largest change of a number over the largest number, and that
+    signature: Hashable  # what casts like it have in common
 
 
 class LossyCasts(RoundingSensor):

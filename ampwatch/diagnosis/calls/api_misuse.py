@@ -134,17 +134,12 @@ class ApiMisuse(Detector):
         """``optimizer.step()`` was called on gradients of scaled losses."""
         scale = seen.scale if not math.isnan(seen.scale) else self._scale()
         where = f"optimizer:{seen.optimizer}"
-        how = "directly"
-        if seen.by_scaler:
-            how = "by an overridden step() of the scaler"
-        elif seen.in_backward:
-            how = "in the middle of backward"
         self._say(
             UNSCALED_STEP,
             where,
             seen.step,
-            "backward" if seen.in_backward else "optimizer",
-            f"Optimizer {seen.optimizer} was stepped {how} at step {seen.step} with the gradients"
+            "optimizer",
+            f"Optimizer {seen.optimizer} was stepped directly at step {seen.step} with the gradients"
             f" of {counted(seen.parameters, 'parameter')} still multiplied by the loss scale of {scale_text(scale)}:"
             f" nothing has divided them by it, and nothing skips a step with infinities",
             source=seen.source,

@@ -13,11 +13,11 @@ from ampwatch.diagnosis.evidence.calls import ScaledClip
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.hooks.sources import is_in_file, is_in_optimizer, user_source
 from ampwatch.training.kernels.admission import is_of_floats, is_plain
-from ampwatch.training.kernels.norms import norms_of
 from ampwatch.training.model.names import parameters_of
 from ampwatch.training.model.scaler import READY, scale_on_host, stage_of
 from ampwatch.training.ops.events import OpSensor
 from ampwatch.training.ops.storage import Memory
+from ampwatch.training.private import foreach_norm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -170,7 +170,10 @@ class HandClips(OpSensor):
         limit, source = first.limit, first.source
         # What is larger was multiplied since, or added to.
         is_limited = [
-            (norms_of(some, math.inf) == _rounded(limit, dtype)).any()
+            (
+                torch.stack(foreach_norm([g.detach() for g in some], math.inf)).float()
+                == _rounded(limit, dtype)
+            ).any()
             for (limit, dtype), some in limited.items()
         ]
 

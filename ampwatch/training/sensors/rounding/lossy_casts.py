@@ -182,8 +182,7 @@ class LossyCasts(RoundingSensor):
             return
         is_integer = source.dtype in INTEGERS
         if source.numel() >= MIN_VALUES:
-            is_back = source.dtype in HALF and out.dtype in INTEGERS
-            (self._check_back if is_back else self._compare)(call, place, source, out)
+            self._compare(call, place, source, out)
         # One number is a count as a rule, whose rounding does no harm.
         elif is_integer and source.numel() > 1 and out.dtype in HALF:
             self._gather(call, place, source, out)
@@ -370,42 +369,6 @@ class LossyCasts(RoundingSensor):
             self._report(cast, result, place)
 
         self._deferred.read(source.float(), judge)
-
-    def _check_back(
-        self, call: OpCall, place: OpPlace, source: torch.Tensor, out: torch.Tensor
-    ) -> None:
-        """Check integers that come out of half precision, wherever they went into it."""
-        limit = LARGEST_INTEGER[source.dtype]
-        signature = place.module, source.dtype, out.dtype, source.shape
-        if self._vain.are_enough(signature, self._step):
-            return
-        magnitude = head(source.detach(), MAX_COMPARED).abs()
-        site = self._place(call, place)
-        dtype = name_of(source.dtype)
-        count = len(magnitude)
-        result = WeakStorage(out.untyped_storage()), _address(out)
-
-        def judge(read: list[float]) -> None:
-            largest, beyond = read
-            # What is not finite is no integer in any format.
-            if beyond < max(MIN_LOST, LOST_SHARE * count) or not math.isfinite(largest):
-                self._vain.add(signature)
-                return
-            cast = LossyCast(
-                site,
-                dtype,
-                count,
-                count,
-                count,
-                int(beyond),
-                largest,
-                is_ordered=False,
-                is_back=True,
-            )
-            self._report(cast, result, place)
-
-        columns = magnitude.max(), (magnitude > limit).sum()
-        self._read(judge, *columns)
 
     def _judge(
         self,

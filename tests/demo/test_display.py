@@ -11,8 +11,8 @@ import torch
 from ampwatch import LastStep
 from ampwatch.demo.course import Moment
 from ampwatch.demo.display import Status, open_display
-from ampwatch.demo.meter import Meter
 from ampwatch.demo.rich_display import RichDisplay
+from ampwatch.demo.training import Meter
 from tests.demo.recorder import Recorder
 
 if TYPE_CHECKING:

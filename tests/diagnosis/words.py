@@ -18,7 +18,7 @@ import re
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from ampwatch.diagnosis.calls.api_errors import MAX_NAMES
+from ampwatch.diagnosis.calls.api_misuse import MAX_NAMES
 from ampwatch.diagnosis.calls.kinds import API_ERROR
 from ampwatch.diagnosis.calls.known_errors import KNOWN
 from ampwatch.diagnosis.kinds.registry import row_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ampwatch.doctor.check import Check, State
-from ampwatch.doctor.joins import Visible, seen_by_pytorch, visible, visible_devices
+from ampwatch.doctor.gpu import Visible, seen_by_pytorch, visible, visible_devices
 from ampwatch.doctor.training import Devices, Shown
 from ampwatch.host.fleet.gpus import Feature, Gpu, Instance, MigDevice, Pass, Reason
 

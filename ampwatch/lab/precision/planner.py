@@ -18,7 +18,7 @@ from ampwatch.lab.precision.plan import Kept, LayerPlan, PhaseSteps, Plan, Produ
 from ampwatch.lab.precision.products import HEADROOM, CastLoss, cast_loss, product_db
 from ampwatch.numerics.exponents import nearest_exponent
 from ampwatch.numerics.formats import FORMATS, FormatFamily
-from ampwatch.numerics.units.gpus import Gpu, find_gpu
+from ampwatch.numerics.units.peaks import Gpu, find_gpu
 from ampwatch.numerics.whatif import scale_window
 from ampwatch.wire.records import (
     CONVOLUTION,

@@ -10,7 +10,7 @@ import torch
 from torch.distributions import Categorical, Normal
 
 from ampwatch.diagnosis.book import FindingBook
-from ampwatch.diagnosis.calls.api_errors import report_error
+from ampwatch.diagnosis.calls.api_misuse import report_error
 from ampwatch.diagnosis.evidence.calls import Raised
 from ampwatch.wire.records import Finding, Severity
 

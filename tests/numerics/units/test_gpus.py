@@ -8,7 +8,7 @@ import pytest
 
 from ampwatch.errors import SettingsError
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.numerics.units.gpus import GPUS, find_gpu
+from ampwatch.numerics.units.peaks import GPUS, find_gpu
 
 BLOCK_SCALED = ("mxfp8_e4m3", "mxfp4", "nvfp4")
 

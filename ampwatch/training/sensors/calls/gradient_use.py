@@ -72,7 +72,7 @@ class GradientUseSensor(Sensor):
         self._observe = context.observe
         self._contents = GradContents()
         self._roots = ScaledRoots(self._scaler)
-        self._scales = ScaleLog()
+        self._scales = ScaleLog(context.deferred)
         self._doubts = Doubts(self._scales, context.observe)
         self._shapes: set[tuple[str, ...]] = set()
         self._sources: dict[int, str] = {}
@@ -83,11 +83,6 @@ class GradientUseSensor(Sensor):
         self._may_be_unscaled = False
         self._direct: set[int] = set()
         self._unscaling: set[int] = set()
-
-    def devices_known(self, event: on.DevicesKnown) -> None:
-        """Pin memory."""
-        if event.has_accelerator:
-            self._scales.prepare()
 
     def tensors_swapping(self, _event: on.TensorsSwapping) -> None:
         """Know nothing of the gradients meanwhile, and after."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import ampwatch
-from ampwatch.lab.tape import files, read_tape
-from ampwatch.lab.tape.files import TapeWriter, find_tapes
+from ampwatch.lab.tape import files
+from ampwatch.lab.tape.files import TapeWriter, find_tapes, read_tape
 from ampwatch.lab.training.taping import TapeSensor
 from tests.promises.conftest import ahead, each_recipe
 from tests.promises.faults import Fault

@@ -6,8 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from ampwatch.lab.tape import RowKind, TapeHead, TapeOutcome, TapeRow, TapeStep, TapeWriter
-from ampwatch.lab.tape.rows import NUM_BUCKETS, VERSION, pack_sums
+from ampwatch.lab.tape.files import TapeWriter
+from ampwatch.lab.tape.rows import (
+    NUM_BUCKETS,
+    VERSION,
+    RowKind,
+    TapeHead,
+    TapeOutcome,
+    TapeRow,
+    TapeStep,
+    pack_sums,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -269,5 +269,4 @@ def _holder(kept: Kept | None) -> str:
 
 
 def _mib(nbytes: float) -> str:
-    """Write a number of bytes in MiB."""
     return f"{float(f'{nbytes / 2**20:.3g}'):g} MiB"

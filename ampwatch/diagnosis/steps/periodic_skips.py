@@ -222,7 +222,6 @@ def _period(skips: Sequence[_Skip]) -> int | None:
 
 
 def _is_regular(skips: Sequence[_Skip]) -> bool:
-    """Whether all distances are alike."""
     return len({later.step - earlier.step for earlier, later in pairwise(skips)}) == 1
 
 

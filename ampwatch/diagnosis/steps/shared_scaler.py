@@ -73,7 +73,6 @@ class _Account(Struct):
         return self.attempts >= NEVER and self.skips == self.attempts
 
     def take(self, step: int, scale: float, *, skipped: bool, nonfinite_loss: bool) -> None:
-        """Take in one attempt."""
         if not skipped:
             self.take_applied(scale, 1)
             return

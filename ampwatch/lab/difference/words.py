@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ampwatch.lab.difference.ranks import Parting, RankDifference, RunsDifference
     from ampwatch.lab.difference.verdict import Departure, Difference, ModuleSpread, Spread
-    from ampwatch.lab.tape import Tape
+    from ampwatch.lab.tape.files import Tape
 
 SHOWN_STEPS = 12
 SHOWN_MODULES = 16
@@ -190,7 +190,6 @@ def _size(departure: Departure) -> str:
 
 
 def _share(value: float) -> str:
-    """Return a relative distance in words."""
     if math.isnan(value):
         return "-"
     if math.isinf(value):

@@ -60,12 +60,10 @@ class _Followed:
 
     @property
     def most_flushed(self) -> Operand:
-        """The operand of which the larger share becomes zero."""
         return max(self.losses, key=lambda operand: self.losses[operand].flushed_share)
 
     @property
     def noisiest(self) -> Operand:
-        """The operand that adds more noise."""
         return min(self.losses, key=lambda operand: self.losses[operand].sqnr_db)
 
 

@@ -281,7 +281,6 @@ class _Losses:
         self._found: dict[tuple[Operand, str], CastLoss | None] = {}
 
     def measured(self, operand: Operand) -> bool:
-        """Whether an operand was measured."""
         return any(o.operand is operand for o in self._record.operands)
 
     def of(self, operand: Operand, fmt: FloatFormat) -> CastLoss | None:
@@ -330,7 +329,6 @@ class _LayerPlanner:
             self._why_wide = "it is a router: a small error sends tokens elsewhere"
 
     def plan(self) -> LayerPlan:
-        """Return the plan of the layer."""
         record = self._record
         wanted = [p for p in PRODUCTS if p != GRAD_INPUT or record.has_grad_input]
         return LayerPlan(

@@ -65,7 +65,6 @@ class _Tally:
             self.amplification = max(self.amplification or 0.0, out / given)
 
     def row(self, key: _Key) -> ErrorRow:
-        """Return the row."""
         weight = None
         if self.is_weighed:
             weight = max(abs(self.contribution), math.sqrt(self.squares))
@@ -400,7 +399,6 @@ def _size(tensor: Tensor) -> float:
 
 
 def _squares(tensor: Tensor) -> float:
-    """Return the sum of the squares of all elements."""
     norm = float(torch.linalg.vector_norm(tensor.detach()))
     return norm * norm
 

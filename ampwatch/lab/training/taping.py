@@ -11,9 +11,8 @@ import torch
 
 from ampwatch.errors import SettingsError
 from ampwatch.guard import Log, is_of_a_signal
-from ampwatch.lab.tape import RowKind, TapeOutcome, TapeStep, TapeWriter
-from ampwatch.lab.tape.files import MAX_FILE, tape_path
-from ampwatch.lab.tape.rows import VERSION, TapeHead, TapeModule
+from ampwatch.lab.tape.files import MAX_FILE, TapeWriter, tape_path
+from ampwatch.lab.tape.rows import VERSION, RowKind, TapeHead, TapeModule, TapeOutcome, TapeStep
 from ampwatch.lab.training.sketch import Sketcher
 from ampwatch.lab.training.step_rows import RowName, StepRows
 from ampwatch.numerics.units.ops import Phase

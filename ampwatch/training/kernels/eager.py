@@ -88,7 +88,6 @@ def fill_block_rows(
 
 
 def _top(flat: Tensor) -> int:
-    """Return the exponent of the largest finite magnitude."""
     keys = flat.float().view(torch.int32) & _KEY_MASK
     largest = keys.where(keys < _INF, 0).amax(0, keepdim=True)
     # As a list: reading a scalar is an op that dispatch modes of the user see.
@@ -260,7 +259,6 @@ class EagerKernel:
             self.measure_blocks(pieces, rows, blocks)
 
     def _fill(self, pieces: Sequence[Tensor], rows: Tensor, stride: Sequence[int] | None) -> None:
-        """Fill rows of zeros."""
         filled = []
         for i, piece in enumerate(pieces):
             row = _Row(rows[i])

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from ampwatch.cli import main
-from ampwatch.lab.tape import RowKind
+from ampwatch.lab.tape.rows import RowKind
 from tests.workshop.tapes import HEAD, row, step, write_tape
 
 if TYPE_CHECKING:

@@ -10,15 +10,15 @@ from msgspec.structs import replace
 from ampwatch.errors import DiffError
 from ampwatch.lab.difference.ranks import RunsDifference, compare_runs
 from ampwatch.lab.difference.words import difference_document, render_difference
-from ampwatch.lab.tape import RowKind
 from ampwatch.lab.tape.files import find_tapes
+from ampwatch.lab.tape.rows import RowKind
 from tests.workshop.tapes import HEAD, row, step, write_tape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from ampwatch.lab.tape import TapeStep
+    from ampwatch.lab.tape.rows import TapeStep
 
 NUM_RANKS = 4
 

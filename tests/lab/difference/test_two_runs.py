@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from ampwatch.lab.tape import Tape
+    from ampwatch.lab.tape.files import Tape
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ampwatch.lab.tape import Tape
+    from ampwatch.lab.tape.files import Tape
 
 WIDTH, HEADS, WORDS, LENGTH, BATCH, BLOCKS = 32, 4, 60, 12, 8, 3
 

@@ -128,7 +128,6 @@ class UpdateSensor(Sensor):
             self._compare_with_kept(history, history.before, _span_of(optimizer))
 
     def _compare_with_kept(self, history: _SnapshotHistory, now: _Snapshot, span: int) -> None:
-        """Compare with the kept snapshot, if that is old enough."""
         part, parts = self._governor.part
         if history.parts != parts:
             history.parts = parts

@@ -10,22 +10,6 @@ from tests.stories.stage import Program, Stories, loop
 STORIES = Stories()
 
 
-@STORIES.tell("lossy_integer_cast", "loss", "forward", "_to_copy")
-def labels_that_are_packed_with_the_features_in_bfloat16(*, sick: bool) -> Program:
-    """One tensor for a row: of a thousand classes the upper ones change their names."""
-    model = nn.Linear(16, 1001)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    labels = torch.randint(0, 1000, (8, 64, 1)).float()
-    rows = torch.cat([torch.randn(8, 64, 16), labels], -1)
-    rows = rows.to(torch.bfloat16 if sick else torch.float32)
-
-    def loss_of(step: int) -> torch.Tensor:
-        row = rows[step % 8]
-        return nn.functional.cross_entropy(model(row[:, :16].float()), row[:, 16].long())
-
-    return loop([model], [optimizer], loss_of, steps=6)
-
-
 @STORIES.tell("metric_accum_rounding", "pool", "forward", "add")
 def a_mean_over_time_that_is_added_up_in_bfloat16(*, sick: bool) -> Program:
     """Six hundred steps, of which those after the third hundred no longer count in full."""

@@ -10,6 +10,27 @@ from tests.stories.stage import Program, Stories, loop
 STORIES = Stories()
 
 
+@STORIES.tell("lossy_integer_cast", "rope", "forward", "_to_copy")
+def positions_that_are_cast_to_bfloat16_before_their_angles(*, sick: bool) -> Program:
+    """Of six hundred positions the later ones have the angles of their neighbours."""
+
+    class Rope(nn.Module):
+        def forward(self, states: torch.Tensor) -> torch.Tensor:
+            positions = torch.arange(states.shape[1])
+            positions = positions.to(torch.bfloat16 if sick else torch.float32)
+            return states * (positions[:, None].float() * 0.1).cos()
+
+    model = nn.Sequential()
+    model.add_module("rope", Rope())
+    model.add_module("head", nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+
+    def loss_of(_step: int) -> torch.Tensor:
+        return model(torch.randn(4, 600, 8)).square().mean()
+
+    return loop([model], [optimizer], loss_of, steps=6)
+
+
 @STORIES.tell("metric_accum_rounding", "pool", "forward", "add")
 def a_mean_over_time_that_is_added_up_in_bfloat16(*, sick: bool) -> Program:
     """Six hundred steps, of which those after the third hundred no longer count in full."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.diagnosis.calls.kinds import (
@@ -30,6 +31,7 @@ from ampwatch.diagnosis.evidence.calls import (
     NonfiniteClip,
     Raised,
     RefusedOp,
+    RescaledGradients,
     ScaledClip,
     ScaledStep,
 )
@@ -50,6 +52,22 @@ WAIT_FOR_NAME = 8
 """Iterations in which it may turn out, from the weights that broke, whose gradient was not finite
 when a device clipped it."""
 
+MAX_RESCALED = 4
+"""Newest changes of gradients by the program that are compared."""
+
+MIN_RESCALED = 3
+"""Changes without which nothing is said."""
+
+MIN_RATIO = 64.0
+"""How many times smaller gradients have to be after it, each time."""
+
+MIN_MOVE = 0.2
+"""Natural logarithm by which the norm before has to have moved, at least."""
+
+MAX_MOVE_LEFT = 0.02
+"""By how much the norm after may have moved, likewise, where there is a limit: a limit for each weight follows the
+weights. What is divided by a number of tokens that differs becomes more alike as well, and not as much."""
+
 
 class ApiMisuse(Detector):
     """Takes what the sensors of API use have observed.
@@ -62,6 +80,7 @@ class ApiMisuse(Detector):
         super().__init__(shared)
         self._scale = shared.loss_scale
         self._unnamed: NonfiniteClip | None = None
+        self._rescaled: dict[int, deque[RescaledGradients]] = {}
 
     def detect(self, iteration: Iteration, _verdict: StepVerdict) -> None:
         """Say what was held back, if it is known by now."""
@@ -95,6 +114,38 @@ class ApiMisuse(Detector):
                 "limit": seen.limit,
                 "norm": seen.norm,
                 "effective_limit": seen.limit / scale,
+            },
+        )
+
+    @takes(RescaledGradients)
+    def rescaled(self, seen: RescaledGradients) -> None:
+        """The program has changed gradients before ``unscale_``: a limit shows in that it leaves as much each time."""
+        newest = self._rescaled.setdefault(seen.optimizer, deque(maxlen=MAX_RESCALED))
+        newest.append(seen)
+        scale = seen.scale if not math.isnan(seen.scale) else self._scale()
+        before = [math.log(one.before) for one in newest]
+        after = [math.log(one.after) for one in newest]
+        moved = max(before) - min(before)
+        has_limit = moved >= MIN_MOVE and max(after) - min(after) <= MAX_MOVE_LEFT
+        # A limit that was multiplied by the scale leaves more, unless gradients explode.
+        is_little = all(one.after * MIN_RATIO <= one.before for one in newest)
+        if len(newest) < MIN_RESCALED or not (has_limit and is_little and scale >= MIN_RATIO):
+            return
+        where = f"optimizer:{seen.optimizer}"
+        self._say(
+            CLIP_BEFORE_UNSCALE,
+            where,
+            seen.step,
+            "optimizer",
+            f"The program itself has limited {counted(seen.gradients, 'gradient')} of {in_words(where)} at step"
+            f" {seen.step} while they were still multiplied by the loss scale of {scale_text(scale)}:"
+            f" {seen.after / seen.before:.3g} of their norm was left, and the same norm each time, whatever it"
+            f" was. After unscaling the limit is 1/{scale_text(scale)} of the intended one",
+            source=seen.source,
+            evidence={
+                "loss_scale": scale,
+                "share_left": seen.after / seen.before,
+                "gradients": float(seen.gradients),
             },
         )
 

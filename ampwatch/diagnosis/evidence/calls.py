@@ -27,6 +27,28 @@ class ScaledClip(NamedTuple):
     source: str
 
 
+class RescaledGradients(NamedTuple):
+    """The program has changed gradients that were multiplied by the loss scale, and are unscaled after that.
+
+    Attributes:
+        step: Index of the iteration.
+        optimizer: Number of the optimizer whose gradients they are.
+        before: Norm of those gradients that were changed, all together, before.
+        after: Their norm after it.
+        gradients: How many were changed.
+        scale: The loss scale, NaN where the host does not know it.
+        source: ``file:line`` of the change.
+    """
+
+    step: int
+    optimizer: int
+    before: float
+    after: float
+    gradients: int
+    scale: float
+    source: str
+
+
 class NonfiniteClip(NamedTuple):
     """Gradients were clipped by a norm that is not finite, and the step was taken.
 

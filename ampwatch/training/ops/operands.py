@@ -145,6 +145,11 @@ def names_by_address(named: Iterable[tuple[str, torch.Tensor]]) -> dict[int, str
     return {tensor.data_ptr(): name for name, tensor in named if is_plain(tensor)}
 
 
+def shapes_by_address(tensors: Iterable[torch.Tensor | None]) -> dict[int, torch.Size]:
+    """Return the shapes of tensors by where they lie, of those that lie anywhere."""
+    return {t.data_ptr(): t.shape for t in tensors if t is not None and is_plain(t)}
+
+
 def place_name(place: OpPlace, buffer: str | None = None) -> str:
     """Return what a finding calls the place of an op.
 

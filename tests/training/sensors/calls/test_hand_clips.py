@@ -31,9 +31,10 @@ def train(
     *,
     unscales: bool = False,
     hook: Callable[[Any], Any] | None = None,
+    accumulated: Callable[[Any], None] | None = None,
 ) -> list[Finding]:
     """Return what is said of clipping in a training whose gradients differ from step to step."""
-    return run(clip, "deep", unscales=unscales, hook=hook)[1]
+    return run(clip, "deep", unscales=unscales, hook=hook, accumulated=accumulated)[1]
 
 
 def run(
@@ -42,6 +43,7 @@ def run(
     *,
     unscales: bool = False,
     hook: Callable[[Any], Any] | None = None,
+    accumulated: Callable[[Any], None] | None = None,
 ) -> tuple[list[torch.Tensor], list[Finding]]:
     """Return the weights in the end as well; with level ``off`` nothing is watched."""
     torch.manual_seed(0)
@@ -52,6 +54,8 @@ def run(
     for parameter in parameters:
         if hook is not None:
             parameter.register_hook(hook)
+        if accumulated is not None:
+            parameter.register_post_accumulate_grad_hook(accumulated)
 
     def loop() -> None:
         for step in range(12):
@@ -76,8 +80,48 @@ def run(
     return parameters, [f for f in watch.findings if f.kind == "clip_before_unscale"]
 
 
+def _norm(parameters: list[nn.Parameter]) -> torch.Tensor:
+    return torch.stack([p.grad.norm() for p in parameters]).norm()
+
+
 def nothing(_parameters: list[nn.Parameter]) -> None:
     """Leave gradients alone."""
+
+
+def by_norm(parameters: list[nn.Parameter]) -> None:
+    """As tutorials did before there was a function for it."""
+    factor = LIMIT / (_norm(parameters) + 1e-6)
+    if factor < 1.0:
+        for p in parameters:
+            p.grad.mul_(factor)
+
+
+def by_norm_of_all(parameters: list[nn.Parameter]) -> None:
+    """In one call."""
+    factor = float(LIMIT / _norm(parameters))
+    if factor < 1.0:
+        torch._foreach_mul_([p.grad for p in parameters], factor)
+
+
+def by_norm_divided(parameters: list[nn.Parameter]) -> None:
+    """By how much it is too large."""
+    excess = _norm(parameters) / LIMIT
+    if excess > 1.0:
+        for p in parameters:
+            p.grad.data.div_(excess)
+
+
+def by_weight(parameters: list[nn.Parameter]) -> None:
+    """Adaptively, as of Brock et al.: each gradient to a share of its weight."""
+    for p in parameters:
+        most, norm = 0.02 * p.norm().clamp(min=1e-3), p.grad.norm()
+        p.grad.copy_(torch.where(norm < most, p.grad, p.grad * (most / norm)))
+
+
+def by_assignment(parameters: list[nn.Parameter]) -> None:
+    """A new gradient takes the place of the old one."""
+    for p in parameters:
+        p.grad = p.grad * (0.1 * LIMIT / p.grad.norm()).clamp(max=1.0)
 
 
 def by_value(parameters: list[nn.Parameter]) -> None:
@@ -86,16 +130,14 @@ def by_value(parameters: list[nn.Parameter]) -> None:
         p.grad.data.clamp_(-LIMIT, LIMIT)
 
 
-def limited_without_scale(parameters: list[nn.Parameter]) -> None:
-    """By hand from beginning to end: unscaled, clamped, and scaled again for the scaler."""
-    for p in parameters:
-        p.grad.div_(SCALE).clamp_(-LIMIT, LIMIT).mul_(SCALE)
+CLIPS = [by_norm, by_norm_of_all, by_norm_divided, by_weight, by_assignment, by_value]
 
 
 @pytest.mark.rotating
-def test_a_clip_by_hand_before_unscaling_is_named() -> None:
+@pytest.mark.parametrize("clip", CLIPS)
+def test_a_clip_by_hand_before_unscaling_is_named(clip: Clip) -> None:
     """With the optimizer, and the line."""
-    (finding,) = train(by_value)
+    (finding,) = train(clip)
 
     assert (finding.where, finding.phase) == ("optimizer:0", "optimizer")
     assert finding.evidence["loss_scale"] == SCALE
@@ -103,21 +145,22 @@ def test_a_clip_by_hand_before_unscaling_is_named() -> None:
 
 
 @pytest.mark.rotating
-def test_a_clip_by_hand_of_gradients_without_the_scale_is_right() -> None:
-    """After ``unscale_``, or between a division and a multiplication of the program's own."""
-    assert train(by_value, unscales=True) == []
-    assert train(limited_without_scale) == []
+@pytest.mark.parametrize("clip", CLIPS)
+def test_a_clip_by_hand_after_unscaling_is_right(clip: Clip) -> None:
+    """Its gradients are what they are."""
+    assert train(clip, unscales=True) == []
 
 
 @pytest.mark.rotating
-def test_the_training_is_what_it_is_unwatched() -> None:
+@pytest.mark.parametrize("clip", [by_weight, by_assignment])
+def test_the_training_is_what_it_is_unwatched(clip: Clip) -> None:
     """Bit for bit, hooks included."""
 
     def limited(gradient: torch.Tensor) -> torch.Tensor:
         return gradient.clamp(-1e3, 1e3)
 
-    bare, _ = run(by_value, "off", hook=limited)
-    watched, _ = run(by_value, "deep", hook=limited)
+    bare, _ = run(clip, "off", hook=limited)
+    watched, _ = run(clip, "deep", hook=limited)
 
     assert all(map(torch.equal, bare, watched))
 
@@ -128,6 +171,17 @@ def test_a_limit_in_a_hook_is_named() -> None:
 
     assert finding.evidence["limit"] == LIMIT
     assert "clamp limited gradients of optimizer 0 to 0.5" in finding.summary
+
+
+def test_a_limit_after_accumulation_is_named() -> None:
+    """Backward is still running."""
+
+    def to_unit(parameter: Any) -> None:
+        parameter.grad.div_(parameter.grad.norm())
+
+    (finding,) = train(nothing, accumulated=to_unit)
+
+    assert "The program itself has limited 4 gradients" in finding.summary
 
 
 def test_limits_and_dtypes_may_differ() -> None:
@@ -167,6 +221,54 @@ def test_a_hook_that_limits_nothing_is_right(hook: Callable[[Any], Any]) -> None
     assert train(nothing, hook=hook) == []
 
 
+def averaged(parameters: list[nn.Parameter]) -> None:
+    """Over micro-batches."""
+    for p in parameters:
+        p.grad.div_(128)
+
+
+def averaged_by_tokens(parameters: list[nn.Parameter]) -> None:
+    """Of a loss that is summed: what is left is more alike than what was there."""
+    tokens = 100.0 * (1.0 + float(_norm(parameters)) ** 0.8 / 1e3)
+    for p in parameters:
+        p.grad.div_(tokens)
+
+
+def limited_without_scale(parameters: list[nn.Parameter]) -> None:
+    """By hand from beginning to end: unscaled, clamped, and scaled again for the scaler."""
+    for p in parameters:
+        p.grad.div_(SCALE).clamp_(-LIMIT, LIMIT).mul_(SCALE)
+
+
+def masked(parameters: list[nn.Parameter]) -> None:
+    """As of pruned weights."""
+    for p in parameters:
+        p.grad.mul_((p.abs() > 0.2).float())
+
+
+def reduced(parameters: list[nn.Parameter]) -> None:
+    """With what another replica has found."""
+    for p in parameters:
+        p.grad.copy_((p.grad + 0.1 * p.grad.flip(0)) / 200)
+
+
+def limited_for_scale(parameters: list[nn.Parameter]) -> None:
+    """To a limit that is multiplied by the scale."""
+    factor = SCALE * LIMIT / _norm(parameters)
+    for p in parameters:
+        p.grad.mul_(min(float(factor), 1.0))
+
+
+@pytest.mark.rotating
+@pytest.mark.parametrize(
+    "change",
+    [averaged, averaged_by_tokens, limited_without_scale, masked, reduced, limited_for_scale],
+)
+def test_what_is_as_right_with_the_scale_as_without_is_left_alone(change: Clip) -> None:
+    """A factor, however small, and a mask leave more where there is more."""
+    assert train(change) == []
+
+
 @pytest.mark.parametrize(
     "clip",
     [
@@ -200,7 +302,7 @@ def test_nothing_is_looked_at_in_iterations_whose_ops_are_not_observed() -> None
             slept.append(sensor.is_dormant)
             scaler.step(optimizer)
             scaler.update()
-        assert not (sensor._clamps and sensor.is_dormant)
+        assert sensor._gradients is None or not sensor.is_dormant
 
     assert True in slept
 
@@ -229,7 +331,7 @@ def test_each_optimizer_has_gradients_of_its_own() -> None:
             models.zero_grad()
             scaler.scale((out.float() - 1.0).square().mean()).backward()
             with torch.no_grad():
-                by_value(list(models[1].parameters()))
+                by_norm(list(models[1].parameters()))
             for optimizer in optimizers:
                 scaler.step(optimizer)
             scaler.update()

@@ -164,11 +164,6 @@ class Settings:
     record_every: int = _knob(
         0, "After these, steps from one recorded step to the next; 0: none is recorded.", low=0
     )
-    record_elements: int = _knob(
-        -1,
-        "Recorded step of which outputs and gradients of modules are kept element by element, up to 256 MiB; -1: none.",
-        low=-1,
-    )
     overhead_budget: float = _knob(
         0.01, "Share of the step time that ampwatch may cost.", low=0.0001, high=1.0
     )
@@ -388,7 +383,7 @@ def markdown() -> str:
         "What is measured": "sample_every op_census compiled_census replay memory_bytes window_seconds max_modules peak_flops kernel_patterns",
         "The daemon": "host external_url grafana_url alertmanager_url readers poll_seconds stale_seconds grace_seconds gpu runtime_dir ring_dir ring_slots report_files",
         "Prometheus series of modules": "module_series module_series_ranks",
-        "The laboratory": "lab record_dir record_first record_every record_elements",
+        "The laboratory": "lab record_dir record_first record_every",
     }
     heads = "| name | environment variable | default | limits | what it is |\n| --- | --- | --- | --- | --- |\n"
     rows = {spec.name: _row(spec) for spec in fields(Settings)}

@@ -105,7 +105,6 @@ def ask(
     timeout_s: float,
     undo: ExitStack,
     *,
-    layers_in: str = "",
     plan: Sequence[PlanRecord] = (),
 ) -> Answer:
     """Ask a training for something, wait for its answer, and return it.
@@ -117,7 +116,6 @@ def ask(
         iterations: How many iterations it is about.
         timeout_s: How long it is waited for. Unit: s.
         undo: Takes the request back in the end.
-        layers_in: Of ``errors``: what products of layers are computed in; empty for as they are trained.
         plan: Of ``follow``: the precision plan, layer by layer.
 
     Raises:
@@ -125,9 +123,7 @@ def ask(
     """
     from ampwatch.wire.ring.requests import Request, write_request  # noqa: PLC0415
 
-    request = Request(
-        secrets.token_hex(8), os.getpid(), raw, iterations, what, layers_in, tuple(plan)
-    )
+    request = Request(secrets.token_hex(8), os.getpid(), raw, iterations, what, tuple(plan))
     _make_room(reader.path)
     # Before it is written: Ctrl-C may come right after.
     undo.callback(_take_back, reader.path, request.token)

@@ -12,7 +12,7 @@ from torch.nn import functional
 import ampwatch
 from ampwatch.demo.corpus import Corpus
 from ampwatch.demo.course import moments
-from ampwatch.demo.meter import Meter
+from ampwatch.demo.display import Status
 from ampwatch.demo.model import CharacterGPT
 from ampwatch.settings import Settings
 from ampwatch.wire.rendezvous.machine import find_daemon, readers_token
@@ -21,9 +21,55 @@ from ampwatch.wire.rendezvous.token import TOKEN_FIELD
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ampwatch.demo.course import DemoCourse
+    from ampwatch import LastStep
+    from ampwatch.demo.course import DemoCourse, Moment
     from ampwatch.demo.display import Display
     from ampwatch.demo.model import MLP, Size
+
+
+class Meter:
+    """Counts steps and skips; updates the display as often as that likes.
+
+    Args:
+        display: Where to show.
+        clock: Monotonic time. Unit: s.
+    """
+
+    def __init__(self, display: Display, clock: Callable[[], float]) -> None:
+        self._display = display
+        self._clock = clock
+        self._shown_at = clock()
+        self._steps = 0
+        self._skipped = 0
+        self._phase = ""
+
+    def update(self, moment: Moment, loss: torch.Tensor, last_step: LastStep) -> None:
+        """Take in a step that is over.
+
+        Args:
+            moment: Which step.
+            loss: Its loss, a scalar on any device.
+            last_step: Its outcome, from the monitor.
+        """
+        self._steps += 1
+        self._skipped += last_step.skipped is True  # None where it is not known yet
+        phase = "faulty" if moment.faulty else "healthy"
+        now = self._clock()
+        if phase == self._phase and now - self._shown_at < self._display.every_seconds:
+            return
+        self._display.show(
+            Status(
+                phase=phase,
+                share=moment.share,
+                step=moment.step,
+                loss=loss.item(),
+                loss_scale=last_step.loss_scale,
+                skipped=self._skipped,
+                step_seconds=(now - self._shown_at) / self._steps,
+            )
+        )
+        self._shown_at, self._steps, self._phase = now, 0, phase
+
 
 SEED = 1
 LEARNING_RATE = 1e-3

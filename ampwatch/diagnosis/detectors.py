@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.autocast.casts import CompiledBackward, StaleCasts
+from ampwatch.diagnosis.autocast.autocast_state import CompiledBackward, StaleCasts
 from ampwatch.diagnosis.calls.api_misuse import ApiMisuse
 from ampwatch.diagnosis.escalation import Escalation
 from ampwatch.diagnosis.forward.culprit_ops import CulpritOps

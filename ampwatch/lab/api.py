@@ -35,7 +35,6 @@ def error_budget(
     *,
     loss: Callable[[Any], Any] | None = None,
     dtype: torch.dtype | None = None,
-    layers_in: str | Plan | None = None,
 ) -> ErrorBudget:
     """Return how far each op and module is from the exact result, and where error appears and grows.
 
@@ -48,17 +47,14 @@ def error_budget(
         model: Which of several watched models; the one that was called last if not given.
         loss: ``f(output)`` that returns the loss, where the model does not return it itself.
         dtype: What the batch would be with autocast to this dtype; as it was trained if not given.
-        layers_in: What it would be with the products of linear and convolutional layers in another
-            format, ``"mxfp8_e4m3"`` for example, or in those of a plan: operands are cast to it and
-            back, and multiplied in float32.
 
     Returns:
         The budget. Where there is none, its ``why_not`` says why, and what to do.
 
     Raises:
         StateError: If the monitor is closed.
-        SettingsError: If the model is not watched, ``loss`` cannot be called, ``dtype`` is not
-            float16 or bfloat16, or ``layers_in`` is no format and no plan.
+        SettingsError: If the model is not watched, ``loss`` cannot be called, or ``dtype`` is not
+            float16 or bfloat16.
 
     Cost:
         Three forwards, of which two in float64, and the backwards of these: some five to fifteen
@@ -72,7 +68,7 @@ def error_budget(
     if not (model is None or any(model is one for one in watch.models)):
         msg = f"expected `model` to be a watched one, got another {type(model).__name__}"
         raise SettingsError(msg)
-    return lab.budgets.of(checked(model, loss, dtype, layers_in))
+    return lab.budgets.of(checked(model, loss, dtype))
 
 
 def plan(
@@ -98,7 +94,7 @@ def plan(
         formats: Names of the formats to choose from; those that libraries train with if not given.
 
     Returns:
-        The plan: ``table()``, ``as_dict()``, ``code("torchao")``. Where there is none, its
+        The plan: ``table()``, ``as_dict()``. Where there is none, its
         ``why_not`` says why, and what to do.
 
     Raises:

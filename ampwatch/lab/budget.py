@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ampwatch.numerics.written import without_nonfinite
-from ampwatch.wire.records import BY_PLAN, MAX_BUDGETED, BudgetRecord
+from ampwatch.wire.records import MAX_BUDGETED, BudgetRecord
 
 MAX_BITS = 53.0
 """Bits of float64, which stands for the exact result: nothing can be seen to be closer."""
@@ -21,11 +21,6 @@ LINES = 10
 
 LONGEST_NAME = 44
 """Characters of a module's name in a table. The middle of a longer one is left out."""
-
-
-def layers_in_words(layers_in: str) -> str:
-    """Return in words what products of layers were computed in."""
-    return "the formats of the plan" if layers_in == BY_PLAN else layers_in
 
 
 def right_bits(error: float) -> float:
@@ -85,8 +80,6 @@ class ErrorBudget:
         model: Qualified name of the model among the watched ones; empty if it is the only one.
         step: Iteration whose batch it is.
         formats: Dtypes of autocast, none without it.
-        layers_in: What the products of linear and convolutional layers are computed in, operands cast to it
-            and back: the name of a format, or ``plan``; empty for as they are trained.
         target: What contributions add up to: the error of the ``loss``, or where the model returns
             none, the L2 norm of the error of its ``output``.
         value: The loss as trained, or the norm of the output.
@@ -102,7 +95,6 @@ class ErrorBudget:
     model: str = ""
     step: int = -1
     formats: tuple[str, ...] = ()
-    layers_in: str = ""
     target: str = "loss"
     value: float | None = None
     exact: float | None = None
@@ -168,7 +160,6 @@ def records_of(budget: ErrorBudget) -> list[BudgetRecord]:
             module=row.module,
             dtype=row.dtype,
             autocast=", ".join(budget.formats),
-            layers_in=budget.layers_in,
             total=math.nan if row.total is None else row.total,
             contribution=math.nan if row.contribution is None else row.contribution,
             target=budget.target,
@@ -190,7 +181,7 @@ def from_dict(content: object) -> ErrorBudget:
     given: dict[str, Any] = {field.name: content.get(field.name) for field in fields(ErrorBudget)}
     for name in ("value", "exact", "error", "explained"):
         given[name] = _number(given[name], name)
-    for name in ("model", "layers_in", "target", "why_not"):
+    for name in ("model", "target", "why_not"):
         given[name] = _text(given[name], name)
     given["step"] = _whole(given["step"], "step")
     for name in ("formats", "notes"):
@@ -251,8 +242,6 @@ _WORDS = {"infinity": math.inf, "-infinity": -math.inf, "NaN": math.nan}
 def _head(budget: ErrorBudget) -> list[str]:
     of = f" of {budget.model}" if budget.model else ""
     formats = f"autocast to {', '.join(budget.formats)}" if budget.formats else "without autocast"
-    if budget.layers_in:
-        formats += f", products of layers in {layers_in_words(budget.layers_in)}"
     lines = [f"Error budget{of} for the batch of step {budget.step}, {formats}."]
     value, exact = (_written(x, digits=9) for x in (budget.value, budget.exact))
     error = _written(budget.error)

@@ -279,15 +279,12 @@ def _below_maxima(level: BlockLevel, count: float) -> list[float]:
 
 
 class _Table(Struct, frozen=True):
-    """What a cast does to a value, where the largest of its block has the exponent 0.
+    """What a cast does to a value, where the largest of its block has the exponent 0."""
 
-    Attributes:
-        cells: Of each distance and cell: mean square, mean squared error, share that becomes zero,
-            share that becomes subnormal.
-        maxima: Of largest magnitudes in each part of ``[1, 2)``: mean square, mean squared error.
-    """
-
+    # of each distance and cell: mean square, mean squared error, share that becomes zero, share
+    # that becomes subnormal
     cells: tuple[tuple[tuple[float, float, float, float], ...], ...]
+    # of largest magnitudes in each part of ``[1, 2)``: mean square, mean squared error
     maxima: tuple[tuple[float, float], ...]
 
 

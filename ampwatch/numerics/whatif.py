@@ -281,7 +281,6 @@ def fit(histogram: ExponentHistogram, fmt: FloatFormat, epsilon: float = TOLERAT
 
 
 def _log2(power_of_two: float) -> int:
-    """Return the exponent of a power of two."""
     return math.frexp(power_of_two)[1] - 1
 
 

@@ -9,7 +9,6 @@ from ampwatch.training.iteration.ledger import IterationLedger
 from ampwatch.training.iteration.programs import Programs
 from ampwatch.training.iteration.samples import DeferredReads, Planner, RangeSamples
 from ampwatch.training.replay.sensor import ReplaySensor
-from ampwatch.training.sensors.autocast.aged_casts import AgedCasts
 from ampwatch.training.sensors.autocast.compiled_backward import CompiledBackwardSensor
 from ampwatch.training.sensors.autocast.stale_casts import StaleCastSensor
 from ampwatch.training.sensors.calls.autocast_backward import AutocastBackwardSensor
@@ -120,7 +119,6 @@ OF_VALUES = (
     Row(Averages, _samples),
     Row(WeightAdditions, _samples),
     Row(ScatteredSums, _samples),
-    Row(AgedCasts, _samples),
     Row(RefusedOps, _samples),
     Row(WaitSensor, _samples),
     Row(DeferredReads, _samples),

@@ -581,7 +581,6 @@ class Monitor:
 
     @property
     def _diagnosis(self) -> Diagnosis:
-        """The diagnosis, up to date."""
         self._session.catch_up()
         return self._session.diagnosis
 

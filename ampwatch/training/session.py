@@ -308,7 +308,6 @@ class Session:
         self.bus.emit(on.FactsChanged())
 
     def _one(self, kind: type[_S]) -> _S | None:
-        """Return the sensor of a class; ``None`` where this training has none."""
         made = self._made.get(kind)
         return made if isinstance(made, kind) else None
 

@@ -18,10 +18,9 @@ from ampwatch.cli.demo import DESCRIPTION
 from ampwatch.demo.corpus import MAX_CHARACTERS, MIN_CHARACTERS, VOCABULARY, Corpus, source_text
 from ampwatch.demo.course import FAULTY_STEPS, DemoCourse, Limit, Moment, moments, usual_course
 from ampwatch.demo.display import Status, open_display
-from ampwatch.demo.meter import Meter
 from ampwatch.demo.model import CPU_SIZE, Size
 from ampwatch.demo.rich_display import RichDisplay
-from ampwatch.demo.training import FAULTY_MODULE, train
+from ampwatch.demo.training import FAULTY_MODULE, Meter, train
 
 
 class Recorder:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any, ClassVar, NamedTuple
 
-from ampwatch.diagnosis.calls.api_errors import MAX_NAMES
+from ampwatch.diagnosis.calls.api_misuse import MAX_NAMES
 from ampwatch.diagnosis.calls.kinds import API_ERROR
 from ampwatch.diagnosis.calls.known_errors import KNOWN
 from ampwatch.diagnosis.evidence.iteration import Iteration, ScalerSettings

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from ampwatch.doctor.check import Check, State
-from ampwatch.doctor.gpu import REMEDIES, gpus
-from ampwatch.doctor.joins import Visible, seen_by_pytorch, visible, visible_devices
+from ampwatch.doctor.gpu import REMEDIES, Visible, gpus, seen_by_pytorch, visible, visible_devices
 from ampwatch.doctor.training import Devices, Shown
 from ampwatch.host.fleet.gpus import Feature, Gpu, Instance, MigDevice, Pass, Reason
 from tests.host.gpu.standin import Standin

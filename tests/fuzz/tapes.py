@@ -13,9 +13,8 @@ import msgspec
 from ampwatch.errors import DiffError
 from ampwatch.lab.difference.ranks import compare_runs
 from ampwatch.lab.difference.words import difference_document, render_difference
-from ampwatch.lab.tape import TapeOutcome
 from ampwatch.lab.tape.files import MARK, find_tapes
-from ampwatch.lab.tape.rows import TapeRecord
+from ampwatch.lab.tape.rows import TapeOutcome, TapeRecord
 from tests.fuzz.engine import scratch
 from tests.workshop.tapes import HEAD, step, write_tape
 

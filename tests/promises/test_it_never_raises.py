@@ -266,7 +266,6 @@ SCALED = (
     "averages",
     "weight_additions",
     "scattered_sums",
-    "aged_casts",
     "hand_clips",
     "refused_ops",
     "deferred",

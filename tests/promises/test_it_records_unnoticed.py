@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import ampwatch
-from ampwatch.lab.tape import files, read_tape
-from ampwatch.lab.tape.files import TapeWriter, find_tapes
+from ampwatch.lab.tape import files
+from ampwatch.lab.tape.files import TapeWriter, find_tapes, read_tape
 from ampwatch.lab.tape.rows import TapeRecord
 from ampwatch.lab.training.taping import TapeSensor
 from ampwatch.training.monitor import Monitor
@@ -29,7 +29,6 @@ def watched(run: Run, directory: Path, **settings: object) -> Monitor:
         serve=False,
         lab=True,
         record_dir=str(directory),
-        record_elements=1,
         **settings,
     )
 

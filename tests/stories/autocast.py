@@ -5,52 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.stories.stage import Program, Stories, brain, gradscaler, half, loop
+from tests.stories.stage import Program, Stories, gradscaler, half, loop
 
 STORIES = Stories()
 """Stories that call ``torch.compile``."""
 OF_THE_MACHINE = Stories()
 """Stories that are only wrong on a CPU without instructions for bfloat16."""
-
-
-@STORIES.tell("stale_autocast_cache", "param:0.weight", "forward")
-def a_line_search_inside_one_region(*, sick: bool) -> Program:
-    """LBFGS asks for the loss at many points, and always gets that of the first."""
-    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.2, max_iter=4)
-    answers: list[list[float]] = []
-
-    def iterate(_step: int) -> torch.Tensor:
-        x = torch.randn(32, 6)
-        answers.append([])
-
-        def closure() -> torch.Tensor:
-            optimizer.zero_grad()
-            if sick:
-                out = model(x)
-            else:
-                with brain():
-                    out = model(x)
-            with torch.autocast("cpu", enabled=False):
-                loss = (out.float() - x.sum(1, keepdim=True)).square().mean()
-                loss.backward()
-            answers[-1].append(float(loss.detach()))
-            return loss
-
-        if sick:
-            with brain():
-                first = optimizer.step(closure)
-        else:
-            first = optimizer.step(closure)
-        return torch.as_tensor(first)
-
-    return Program(
-        [model],
-        [optimizer],
-        iterate,
-        steps=8,
-        shows=lambda run: all(len(found) > 1 and len(set(found)) == 1 for found in answers),
-    )
 
 
 @STORIES.tell("compile_backward_autocast", "param:mix", "backward", "bmm")

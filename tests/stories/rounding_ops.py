@@ -10,18 +10,23 @@ from tests.stories.stage import Program, Stories, loop
 STORIES = Stories()
 
 
-@STORIES.tell("lossy_integer_cast", "loss", "forward", "_to_copy")
-def labels_that_are_packed_with_the_features_in_bfloat16(*, sick: bool) -> Program:
-    """One tensor for a row: of a thousand classes the upper ones change their names."""
-    model = nn.Linear(16, 1001)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    labels = torch.randint(0, 1000, (8, 64, 1)).float()
-    rows = torch.cat([torch.randn(8, 64, 16), labels], -1)
-    rows = rows.to(torch.bfloat16 if sick else torch.float32)
+@STORIES.tell("lossy_integer_cast", "rope", "forward", "_to_copy")
+def positions_that_are_cast_to_bfloat16_before_their_angles(*, sick: bool) -> Program:
+    """Of six hundred positions the later ones have the angles of their neighbours."""
 
-    def loss_of(step: int) -> torch.Tensor:
-        row = rows[step % 8]
-        return nn.functional.cross_entropy(model(row[:, :16].float()), row[:, 16].long())
+    class Rope(nn.Module):
+        def forward(self, states: torch.Tensor) -> torch.Tensor:
+            positions = torch.arange(states.shape[1])
+            positions = positions.to(torch.bfloat16 if sick else torch.float32)
+            return states * (positions[:, None].float() * 0.1).cos()
+
+    model = nn.Sequential()
+    model.add_module("rope", Rope())
+    model.add_module("head", nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+
+    def loss_of(_step: int) -> torch.Tensor:
+        return model(torch.randn(4, 600, 8)).square().mean()
 
     return loop([model], [optimizer], loss_of, steps=6)
 

@@ -200,7 +200,6 @@ def budgeted(module: str = "decoder.up", place: int = 0, **changes: Any) -> Budg
         module=module,
         dtype="bfloat16",
         autocast="bfloat16",
-        layers_in="",
         total=0.0036,
         contribution=-1.9e-05,
         target="loss",

@@ -8,8 +8,17 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ampwatch.lab.tape import RowKind, TapeHead, TapeOutcome, TapeRow, TapeStep, TapeWriter
-from ampwatch.lab.tape.rows import NUM_BUCKETS, VERSION, pack_sums
+from ampwatch.lab.tape.files import TapeWriter
+from ampwatch.lab.tape.rows import (
+    NUM_BUCKETS,
+    VERSION,
+    RowKind,
+    TapeHead,
+    TapeOutcome,
+    TapeRow,
+    TapeStep,
+    pack_sums,
+)
 
 HEAD = TapeHead(
     version=VERSION,
@@ -20,7 +29,6 @@ HEAD = TapeHead(
     ampwatch="0.1.0",
     first=2,
     every=0,
-    elements=-1,
     facts={"torch": "2.13.0", "device": "cpu"},
     modules=[],
     optimizers=[],

@@ -54,7 +54,7 @@ GROUPS = {
     "Rings and reports": ("places",),
     "The daemon": ("daemon",),
     "Terminal, protection": ("examination",),
-    "GPUs": ("gpu", "joins"),
+    "GPUs": ("gpu",),
 }
 """The modules of the doctor, by heading."""
 

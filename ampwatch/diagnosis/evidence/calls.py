@@ -80,8 +80,6 @@ class ScaledStep(NamedTuple):
         scale: The loss scale, NaN where the host does not know it.
         parameters: Number of parameters with these gradients.
         source: ``file:line`` of the step.
-        by_scaler: It was stepped by the scaler after all, by a method of the program's own.
-        in_backward: It was stepped in the middle of backward.
     """
 
     step: int
@@ -89,8 +87,6 @@ class ScaledStep(NamedTuple):
     scale: float
     parameters: int
     source: str
-    by_scaler: bool = False
-    in_backward: bool = False
 
 
 class MixedGradients(NamedTuple):

@@ -36,8 +36,6 @@ class LossyCast(NamedTuple):
         rounded: Numbers that were changed.
         largest: Largest magnitude.
         is_ordered: They run up or down, as positions and counts do.
-        is_back: They were made integers again, out of that dtype; what they were before it is not
-            known, and ``rounded`` are those that are too large to be kept distinct.
         angle: They are no integers, and become the angle of a sine or cosine, which that makes wrong by so
             much at most. Unit: rad; 0 for integers.
     """
@@ -50,7 +48,6 @@ class LossyCast(NamedTuple):
     rounded: int
     largest: float
     is_ordered: bool
-    is_back: bool = False
     angle: float = 0.0
 
 
@@ -148,32 +145,6 @@ class Stuck(NamedTuple):
     addend: float = 0.0
     same: float = 0.0
     steps: int = 0
-
-
-MIN_RATIO = 100.0
-"""How many times the learning rate a step must have moved a weight by, for the squares of its optimizer to be in question.
-One that divides by the root of squares moves it by some 10 times at most."""
-
-
-class LostSquares(NamedTuple):
-    """An optimizer keeps squares of gradients that are zero where it divides by them.
-
-    Attributes:
-        step: Index of the iteration.
-        parameter: Name of the parameter.
-        dtype: Name of the dtype of the squares.
-        eps: What the optimizer adds to what it divides by.
-        share: Share of the elements whose square is zero, of those whose gradient, or an average of it, is far above
-            ``eps``.
-        ratio: How far the step has moved the parameter, at most, in units of the learning rate.
-    """
-
-    step: int
-    parameter: str
-    dtype: str
-    eps: float
-    share: float
-    ratio: float
 
 
 class FlushedGradients(NamedTuple):

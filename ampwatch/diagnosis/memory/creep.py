@@ -146,17 +146,11 @@ many allocations."""
 
 
 class _Rise(NamedTuple):
-    """Memory that grows.
+    """Memory that grows."""
 
-    Attributes:
-        memory: As it is now.
-        growth: How it grows.
-        watched: Iterations that it has been watched for.
-    """
-
-    memory: Memory
-    growth: Growth
-    watched: int
+    memory: Memory  # as it is now
+    growth: Growth  # how it grows
+    watched: int  # iterations that it has been watched for
 
     @property
     def steps_left(self) -> float:
@@ -275,5 +269,4 @@ def _holder(kept: Kept | None) -> str:
 
 
 def _mib(nbytes: float) -> str:
-    """Write a number of bytes in MiB."""
     return f"{float(f'{nbytes / 2**20:.3g}'):g} MiB"

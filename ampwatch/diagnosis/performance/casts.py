@@ -46,26 +46,17 @@ WORTH_A_WORD = 1 << 17
 
 
 class _Sums(Struct):
-    """Sums over the ops of a census.
+    """Sums over the ops of a census."""
 
-    Attributes:
-        casts: Casts of the forward pass.
-        raised: Those from float16 or bfloat16 to float32.
-        asked_for: How many of these are as they should be: for the ops that autocast runs in
-            float32 or promotes, and one for the loss each time the model runs.
-        ops: Other ops of the forward pass that compute.
-        multiplications: Those of them with FLOPs.
-        cast_bytes: Bytes that casts read and write, in forward and backward.
-        bytes: Bytes that all ops read and write, in forward and backward.
-    """
-
-    casts: int = 0
-    raised: int = 0
+    casts: int = 0  # casts of the forward pass
+    raised: int = 0  # those from float16 or bfloat16 to float32
+    # how many of these are as they should be: for the ops that autocast runs in float32 or
+    # promotes, and one for the loss each time the model runs
     asked_for: int = 0
-    ops: int = 0
-    multiplications: int = 0
-    cast_bytes: int = 0
-    bytes: int = 0
+    ops: int = 0  # other ops of the forward pass that compute
+    multiplications: int = 0  # those of them with FLOPs
+    cast_bytes: int = 0  # bytes that casts read and write, in forward and backward
+    bytes: int = 0  # bytes that all ops read and write, in forward and backward
 
 
 class Casts:

@@ -52,21 +52,13 @@ ROOFED = (DIMS_UNALIGNED, FP32_MATMUL)
 
 
 class _KernelSort(NamedTuple):
-    """A sort of kernels that could be better ones.
+    """A sort of kernels that could be better ones."""
 
-    Attributes:
-        kind: Kind of finding.
-        what: What they are, after 'spent in'.
-        is_one: Whether a kernel is one.
-        ops: How much of an op of the census may run in such kernels.
-        needs_autocast: Whether they are only wrong under autocast.
-    """
-
-    kind: Kind
-    what: str
-    is_one: Callable[[KernelTime], bool]
-    ops: Callable[[OpKey, OpTally], int]
-    needs_autocast: bool = False
+    kind: Kind  # kind of finding
+    what: str  # what they are, after 'spent in'
+    is_one: Callable[[KernelTime], bool]  # whether a kernel is one
+    ops: Callable[[OpKey, OpTally], int]  # how much of an op of the census may run in such kernels
+    needs_autocast: bool = False  # whether they are only wrong under autocast
 
 
 class SlowKernels:

@@ -35,15 +35,10 @@ NCHW_SHARE = 0.5
 
 
 class _Dims(NamedTuple):
-    """The dimensions that are not aligned.
+    """The dimensions that are not aligned."""
 
-    Attributes:
-        sizes: They, by what they are called.
-        to: What they have to be multiples of.
-    """
-
-    sizes: dict[str, int]
-    to: int
+    sizes: dict[str, int]  # they, by what they are called
+    to: int  # what they have to be multiples of
 
     @property
     def words(self) -> str:

@@ -184,7 +184,6 @@ def _weight(row: OpRow) -> tuple[int, int]:
 
 
 def _weights(rows: Iterable[OpRow]) -> dict[str, tuple[int, int]]:
-    """Return FLOPs and bytes by module."""
     weights: dict[str, tuple[int, int]] = {}
     for row in rows:
         flops, num_bytes = weights.get(row.module, (0, 0))

@@ -19,15 +19,14 @@ class RoundedIntegers(Detector):
     """Reports once that integers were rounded: positions, counts, times, ids.
 
     Integers that run up or down are positions or counts, and their neighbours have become the
-    same: a warning. So are integers that come out of half precision and are used as integers, as
-    ids and labels are, and times of which sines are taken that the rounding has made other ones. Others may be
+    same: a warning. So are times of which sines are taken that the rounding has made other ones. Others may be
     measurements, which lose nothing that matters: an info.
     """
 
     @takes(LossyCast)
     def observe(self, cast: LossyCast) -> None:
         """Take in a cast of integers that are too large for its format."""
-        matters = cast.is_ordered or cast.is_back or cast.angle > 0.0
+        matters = cast.is_ordered or cast.angle > 0.0
         severity = Severity.WARNING if matters else Severity.INFO
         made = self._book.of_kind(LOSSY_INTEGER_CAST.slug)
         evidence = {
@@ -78,13 +77,6 @@ def _summary(cast: LossyCast) -> str:
         else "in the model itself"
     )
     limit = 2 ** (FORMATS[cast.dtype].mantissa_bits + 1)
-    if cast.is_back:
-        return (
-            f"Integers up to {cast.largest:.0f} were kept in {cast.dtype}, and became integers again"
-            f" {place} in step {cast.site.step}. It holds every integer only up to {limit}:"
-            f" {cast.rounded} of {cast.num_values} are beyond, so ids or labels there have"
-            " changed"
-        )
     if cast.angle:
         return (
             f"Numbers up to {cast.largest:.4g} became {cast.dtype} {place} in step {cast.site.step}, and are the angle"

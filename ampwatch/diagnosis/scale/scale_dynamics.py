@@ -462,7 +462,6 @@ class _Low:
         self.measured = 0
 
     def see_gradients(self, iteration: Iteration) -> None:
-        """Take in a sample of gradients."""
         seen = [r for r in iteration.ranges if r.topic is Topic.GRADIENT]
         scale = iteration.scale_before
         if any(r.histogram.nonfinite for r in seen) or not scale > 0.0:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.detector import Detector, Shared, takes
 from ampwatch.diagnosis.evidence.origins import OpTrace
-from ampwatch.diagnosis.evidence.rounding import MIN_RATIO, LostSquares
 from ampwatch.diagnosis.evidence.scaler import BadOption, BrokenWeights, SoundBuffers
 from ampwatch.diagnosis.rounding.kinds import FP8_SCALE_NONFINITE
 from ampwatch.diagnosis.state.kinds import (
@@ -27,10 +26,6 @@ if TYPE_CHECKING:
         Kind,
     )
     from ampwatch.diagnosis.steps.steps import StepVerdict
-
-
-MIN_LOST = 0.01
-"""Share of the elements with a gradient whose square must be zero."""
 
 
 WERE_BROKEN = (
@@ -64,11 +59,6 @@ BUFFER_WAS_THERE = (
     " at the file that load_state_dict was given."
 )
 """Advice where a buffer was not finite before the first step."""
-
-FROM_ELSEWHERE = (
-    ". This dtype holds such squares: they were in float16 before, in a checkpoint perhaps"
-)
-"""End of the summary where the squares did not become zero where they are."""
 
 
 class NonfiniteState:
@@ -324,36 +314,6 @@ class PoisonedState(Detector):
             phase="optimizer",
             dtype=worst.dtype,
             evidence={"eps": eps, **_evidence(worst, bad)},
-        )
-
-    @takes(LostSquares)
-    def observe_squares(self, lost: LostSquares) -> None:
-        """Take in squares of gradients that have become zero in the optimizer's state."""
-        where = f"param:{lost.parameter}"
-        if lost.ratio < MIN_RATIO or lost.share < MIN_LOST:
-            return
-        made = self._book.of_kind(OPTIMIZER_EPS_UNDERFLOW.slug)
-        if made:
-            if made[-1].where == where:
-                self._book.again(made[-1], lost.step)
-            return
-        self._book.report(
-            OPTIMIZER_EPS_UNDERFLOW,
-            where,
-            lost.step,
-            summary=(
-                f"The squares of gradients that the optimizer keeps in {lost.dtype} are zero where the gradient, or its"
-                f" average, is not: {lost.share:.0%} of those of {in_words(where)}, as of step {lost.step}. It divides"
-                f" by its eps of {lost.eps:g} alone there, and has moved weights by {lost.ratio:.2g} times the learning"
-                f" rate in that step{'' if lost.dtype == 'float16' else FROM_ELSEWHERE}"
-            ),
-            phase="optimizer",
-            dtype=lost.dtype,
-            evidence={
-                "eps": lost.eps,
-                "zero_share": lost.share,
-                "moved_over_learning_rate": lost.ratio,
-            },
         )
 
     def _gradients_broke_first(self) -> bool:

@@ -55,21 +55,13 @@ REMEMBERED = 4096
 
 
 class _Skip(NamedTuple):
-    """One skipped step.
+    """One skipped step."""
 
-    Attributes:
-        step: The iteration.
-        growths: Growths since the skip before.
-        stands_out: Its loss is unlike all those since the skip before.
-        level: Largest loss since the skip before.
-        scale: The scale of the skipped step.
-    """
-
-    step: int
-    growths: int
-    stands_out: bool
-    level: float
-    scale: float
+    step: int  # the iteration
+    growths: int  # growths since the skip before
+    stands_out: bool  # its loss is unlike all those since the skip before
+    level: float  # largest loss since the skip before
+    scale: float  # the scale of the skipped step
 
 
 class PeriodicSkips(Detector):
@@ -230,7 +222,6 @@ def _period(skips: Sequence[_Skip]) -> int | None:
 
 
 def _is_regular(skips: Sequence[_Skip]) -> bool:
-    """Whether all distances are alike."""
     return len({later.step - earlier.step for earlier, later in pairwise(skips)}) == 1
 
 

@@ -53,31 +53,19 @@ FORGET_AFTER = 200
 
 
 class _Account(Struct):
-    """Account of what happened to one optimizer.
+    """Account of what happened to one optimizer."""
 
-    Attributes:
-        attempts: Steps attempted.
-        skips: Of those, skipped.
-        relapses: Of those, below a scale at which it had stepped, and of no search of the scaler.
-        deep: Of those, far below one.
-        nonfinite: Of the skips since it last stepped, those with a loss that was not finite.
-        largest: The largest scale that it has stepped with; 0 before.
-        since: The first skip that is compared with it.
-        since_attempts: How many attempts there had been before that.
-        streak: Steps taken in a row.
-        longest: The most of them that have ended in a skip.
-    """
-
-    attempts: int = 0
-    skips: int = 0
+    attempts: int = 0  # steps attempted
+    skips: int = 0  # of those, skipped
+    # of those, below a scale at which it had stepped, and of no search of the scaler
     relapses: int = 0
-    deep: int = 0
-    nonfinite: int = 0
-    largest: float = 0.0
-    since: int = -1
-    since_attempts: int = 0
-    streak: int = 0
-    longest: int = 0
+    deep: int = 0  # of those, far below one
+    nonfinite: int = 0  # of the skips since it last stepped, those with a loss that was not finite
+    largest: float = 0.0  # the largest scale that it has stepped with; 0 before
+    since: int = -1  # the first skip that is compared with it
+    since_attempts: int = 0  # how many attempts there had been before that
+    streak: int = 0  # steps taken in a row
+    longest: int = 0  # the most of them that have ended in a skip
 
     @property
     def is_stuck(self) -> bool:
@@ -85,7 +73,6 @@ class _Account(Struct):
         return self.attempts >= NEVER and self.skips == self.attempts
 
     def take(self, step: int, scale: float, *, skipped: bool, nonfinite_loss: bool) -> None:
-        """Take in one attempt."""
         if not skipped:
             self.take_applied(scale, 1)
             return

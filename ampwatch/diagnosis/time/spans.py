@@ -36,19 +36,13 @@ MIN_SLOW_STEPS = 4
 
 
 class _Moment(NamedTuple):
-    """The end of a step on its host.
+    """The end of a step on its host."""
 
-    Attributes:
-        step: Index of the step.
-        cpu_ns: CPU time of the thread so far; -1 where it is not known. Unit: ns.
-        run_delay_ns: Time so far in which the thread could run and had no core, likewise. Unit: ns.
-        time_ns: Unix time. Unit: ns.
-    """
-
-    step: int
-    cpu_ns: int
+    step: int  # index of the step
+    cpu_ns: int  # CPU time of the thread so far; -1 where it is not known. Unit: ns.
+    # time so far in which the thread could run and had no core, likewise. Unit: ns.
     run_delay_ns: int
-    time_ns: int
+    time_ns: int  # unix time. Unit: ns.
 
 
 def _moment_of(iteration: Iteration) -> _Moment:

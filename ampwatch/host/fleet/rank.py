@@ -147,7 +147,7 @@ class RankView(RankState):
             self.plan[encodable(record.module)] = record
 
     def _put_budget(self, record: BudgetRecord) -> None:
-        key = tuple(map(encodable, (record.model, record.autocast, record.layers_in)))
+        key = tuple(map(encodable, (record.model, record.autocast)))
         budget = self.budgets.get(key, {})
         last = next(reversed(budget.values()), None)
         # Also where the record with place 0 was lost.

@@ -32,9 +32,6 @@ examples:
       everything that was compared, for programs
   ampwatch lab diff one-gpu eight-gpus
       all ranks of both: rank by rank where there are as many, else by what all ranks have alike
-  ampwatch lab diff old.tape new.tape --elements
-      also the outputs and gradients of one step, element by element, where both runs were
-      recorded with the same record_elements=STEP
 
 The exit status is 0 if they are the same or differ as their formats explain, 3 if they differ
 by more, and 1 if they cannot be compared.
@@ -50,7 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("a", metavar="A", help="a tape, or a directory of tapes")
     add("b", metavar="B", help="the run to compare it with")
-    add("--elements", action="store_true", help="compare one step element by element, too")
     add("--json", action="store_true", help="everything, for programs")
 
 
@@ -61,21 +57,19 @@ def run(args: argparse.Namespace) -> int:
         DiffError: If the runs cannot be compared.
     """
     from ampwatch.cli.progress import progress  # noqa: PLC0415 - --help must be quick
-    from ampwatch.lab.difference.elements import compare_elements  # noqa: PLC0415 - likewise
     from ampwatch.lab.difference.ranks import compare_runs  # noqa: PLC0415 - likewise
     from ampwatch.lab.difference.words import difference_document, render_difference  # noqa: PLC0415
     from ampwatch.lab.tape.files import find_tapes  # noqa: PLC0415 - likewise
 
     with progress("comparing the tapes"):
         runs = compare_runs(*(find_tapes(Path(asked)) for asked in (args.a, args.b)))
-        elements = compare_elements(runs.a, runs.b) if args.elements else []
     try:
         if args.json:
-            print(json.dumps(difference_document(runs, elements), indent=2))
+            print(json.dumps(difference_document(runs), indent=2))
         else:
             columns = shutil.get_terminal_size((MAX_WIDTH, 40)).columns
             width = min(max(columns, MIN_WIDTH), MAX_WIDTH)
-            print(_printable(render_difference(runs, elements, width)), end="")
+            print(_printable(render_difference(runs, width)), end="")
         sys.stdout.flush()
     except BrokenPipeError:  # whoever reads has read enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -27,10 +27,6 @@ examples:
       the only training of this user
   ampwatch lab errors --run gpt --rank 3 --lines 30
       one of several; more of each table
-  ampwatch lab errors --layers-in mxfp8_e4m3
-      what they would be with the products of linear and convolutional layers in MXFP8
-  ampwatch lab errors --layers-in plan
-      likewise in the formats of the newest plan that the training has asked for
   ampwatch lab errors --json > errors.json
       all of it, for a program
 
@@ -48,12 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=10,
         metavar="N",
         help="lines of each table (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--layers-in",
-        default="",
-        metavar="FORMAT",
-        help="have products of layers multiply operands that were cast to this format, or 'plan'",
     )
     parser.add_argument("--json", action="store_true", help="print all of it as JSON")
 
@@ -73,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         # Beside the ring, which both can reach: a container may have a /tmp of its own.
         raw = empty_file(reader.path.with_name("errors.json"), undo)
         with progress(f"waiting for an iteration of {reader.identity.run} to end"):
-            ask(reader, raw, "errors", 1, args.timeout, undo, layers_in=args.layers_in)
+            ask(reader, raw, "errors", 1, args.timeout, undo)
         try:
             budget = from_dict(parse_json(raw.read_bytes()))
         except (OSError, ValueError) as error:

@@ -41,8 +41,6 @@ examples:
       from a report, for a GPU; a product may lose what leaves it 16 dB
   ampwatch lab plan gpt.json --formats float16,bfloat16,float32 --limit 40
       for autocast alone
-  ampwatch lab plan --code torchao > precision.py
-      as code: module_filter_fn and the conversion; te and autocast likewise
   ampwatch lab plan --json > plan.json
       all of it, for a program
 
@@ -80,11 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="do not have the training report when it leaves this plan",
     )
     add("--lines", type=int, metavar="N", help="layers of the table (default: 40)")
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--json", action="store_true", help="print all of it as JSON")
-    how.add_argument(
-        "--code", choices=("torchao", "te", "autocast"), help="print it as a Python module"
-    )
+    add("--json", action="store_true", help="print all of it as JSON")
     add_choice(parser)
 
 
@@ -115,11 +109,8 @@ def run(args: argparse.Namespace) -> int:
         if plan.why_not:
             msg = f"no precision plan: {plan.why_not}"
             raise ReportError(msg)
-        if args.code:
-            print(plan.code(args.code), end="", flush=True)
-        else:
-            lines = LINES if args.lines is None else max(args.lines, 1)
-            print(to_json(plan) if args.json else plan.table(lines), end="", flush=True)
+        lines = LINES if args.lines is None else max(args.lines, 1)
+        print(to_json(plan) if args.json else plan.table(lines), end="", flush=True)
         if reader is not None and not args.no_follow:
             _have_followed(reader, records_of(plan, step), args.timeout)
     return 0

@@ -11,7 +11,7 @@ from ampwatch.lab.tape.rows import RowKind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from ampwatch.lab.tape import Tape
+    from ampwatch.lab.tape.files import Tape
     from ampwatch.lab.tape.rows import TapeModule
 
 

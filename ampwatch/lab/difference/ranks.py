@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from ampwatch.lab.tape import Tape, TapeRow
+    from ampwatch.lab.tape.files import Tape
+    from ampwatch.lab.tape.rows import TapeRow
 
     _Key = tuple[int, int, str]
     """Step, kind and name of what each rank has."""
@@ -220,7 +221,6 @@ class _Run:
                     self.read(rank)
 
     def names(self) -> set[str]:
-        """Return the parameters that part."""
         return {name for _, _, name in self._others}
 
     def parting(self, names: set[str]) -> Parting | None:
@@ -258,7 +258,6 @@ def _apart(row: TapeRow, other: TapeRow) -> float:
 
 
 def _pairs(a: _Run, b: _Run) -> Iterator[tuple[int, int]]:
-    """Yield the ranks that are compared."""
     if len(a.paths) == len(b.paths) == 1:  # whoever names two tapes means these
         yield min(a.paths), min(b.paths)
         return

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ampwatch.lab.difference.pairs import Pair
-    from ampwatch.lab.tape import Tape, TapeRow
+    from ampwatch.lab.tape.files import Tape
+    from ampwatch.lab.tape.rows import TapeRow
 
 UNSEEN_GROWTH = 16.0
 """Factor by which a module may increase what comes in, where its ops were not seen."""

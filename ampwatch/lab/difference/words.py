@@ -12,16 +12,14 @@ from ampwatch.lab.tape.rows import RowKind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ampwatch.lab.difference.elements import ElementsDistance
     from ampwatch.lab.difference.ranks import Parting, RankDifference, RunsDifference
     from ampwatch.lab.difference.verdict import Departure, Difference, ModuleSpread, Spread
-    from ampwatch.lab.tape import Tape
+    from ampwatch.lab.tape.files import Tape
 
 SHOWN_STEPS = 12
 SHOWN_MODULES = 16
 SHOWN_PLACES = 5
 SHOWN_LINES = 12
-SHOWN_ELEMENTS = 16
 INDENT = 10
 
 _WHAT = {
@@ -36,17 +34,13 @@ _WHAT = {
 }
 
 
-def render_difference(
-    runs: RunsDifference, elements: Sequence[ElementsDistance] = (), width: int = 100
-) -> str:
+def render_difference(runs: RunsDifference, width: int = 100) -> str:
     """Return two runs held against each other as text for a terminal."""
     found = runs.lead
     lines = [f"A  {_named(runs.a, runs)}", f"B  {_named(runs.b, runs)}", ""]
     lines += _verdict(runs, width)
     lines += _steps(found.spreads)
     lines += _modules(found.modules, found)
-    if elements:
-        lines += _elements(elements)
     lines += _listed("also different", runs.contrasts, width)
     lines += _listed("not compared", runs.notes, width)
     return "\n".join(lines).rstrip() + "\n"
@@ -196,7 +190,6 @@ def _size(departure: Departure) -> str:
 
 
 def _share(value: float) -> str:
-    """Return a relative distance in words."""
     if math.isnan(value):
         return "-"
     if math.isinf(value):
@@ -264,20 +257,6 @@ def _modules(modules: Sequence[ModuleSpread], found: Difference) -> Iterator[str
     yield ""
 
 
-def _elements(elements: Sequence[ElementsDistance]) -> Iterator[str]:
-    shown = elements[:SHOWN_ELEMENTS]
-    wide = max(len("tensor"), *(len(e.name) for e in shown))
-    yield "element by element"
-    yield f"  {'tensor':<{wide}}{'compared':>10}{'beyond':>9}{'largest':>11}{'A there':>13}{'B there':>13}  at"
-    for e in shown:
-        where = ", ".join(map(str, e.where))
-        yield f"  {e.name:<{wide}}{e.compared:>10}{e.beyond:>9.2%}{e.largest:>11.3g}{e.a:>13.6g}{e.b:>13.6g}  [{where}]"
-    yield "  beyond: elements that are apart by more than 4 roundings of the coarser format"
-    if len(elements) > len(shown):
-        yield f"  {len(elements) - len(shown)} more: --json has all"
-    yield ""
-
-
 def _listed(title: str, sentences: Iterable[str], width: int) -> Iterator[str]:
     lines = list(sentences)
     if not lines:
@@ -292,9 +271,7 @@ def _listed(title: str, sentences: Iterable[str], width: int) -> Iterator[str]:
     yield ""
 
 
-def difference_document(
-    runs: RunsDifference, elements: Sequence[ElementsDistance] = ()
-) -> dict[str, Any]:
+def difference_document(runs: RunsDifference) -> dict[str, Any]:
     """Return two runs held against each other for programs: names of fields are an interface."""
     found = runs.lead
     return {
@@ -307,7 +284,6 @@ def difference_document(
         "first_apart": None if found.first_apart is None else _departure(found.first_apart),
         "by_step": [_finite(spread._asdict()) for spread in found.spreads],
         "by_module": [_finite(module._asdict()) for module in found.modules],
-        "elements": [_finite(e._asdict()) for e in elements],
         "also_different": runs.contrasts,
         "not_compared": runs.notes,
         "ranks": [_of_rank(pair) for pair in sorted(runs.pairs, key=lambda pair: pair[:2])],

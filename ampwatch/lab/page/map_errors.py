@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.lab.budget import layers_in_words, right_bits
+from ampwatch.lab.budget import right_bits
 from ampwatch.report.words import number
-from ampwatch.wire.records import BY_PLAN, MAX_BUDGETED
+from ampwatch.wire.records import MAX_BUDGETED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,19 +19,12 @@ NONE = "none"
 
 
 class _Grade(NamedTuple):
-    """How many bits of a result are right.
+    """How many bits of a result are right."""
 
-    Attributes:
-        bits: The least that it takes.
-        letter: What stands for it in a row.
-        word: It in words.
-        meaning: Which formats reach it.
-    """
-
-    bits: int
-    letter: str
-    word: str
-    meaning: str
+    bits: int  # the least that it takes
+    letter: str  # what stands for it in a row
+    word: str  # it in words
+    meaning: str  # which formats reach it
 
     @property
     def key(self) -> str:
@@ -123,24 +116,16 @@ def _letter(record: BudgetRecord | None) -> str:
 def _columns(records: Sequence[BudgetRecord]) -> list[str]:
     """Return what budgets are of, in as few words as tell them apart."""
     models = {record.model for record in records}
-    autocasts = {record.autocast for record in records if record.layers_in}
-    columns = []
-    for record in records:
-        of = [record.model] if len(models) > 1 else []
-        if record.layers_in:
-            of.append("by the plan" if record.layers_in == BY_PLAN else record.layers_in)
-        if not record.layers_in or len(autocasts) > 1:
-            of.append(record.autocast or "no autocast")
-        columns.append(" ".join(of))
-    return columns
+    autocasts = [record.autocast or "no autocast" for record in records]
+    if len(models) == 1:
+        return autocasts
+    return [f"{r.model} {autocast}" for r, autocast in zip(records, autocasts, strict=True)]
 
 
 def _sentence(budget: Mapping[str, BudgetRecord]) -> str:
     first = next(iter(budget.values()))
     model = f"{first.model} in " if first.model else ""
     of = f"{model}autocast to {first.autocast}" if first.autocast else f"{model}no autocast"
-    if first.layers_in:
-        of += f" and products of layers in {layers_in_words(first.layers_in)}"
     off = "" if math.isnan(first.error) else f": the {first.target} is off by {first.error:.3g}"
     return f"Of step {number(first.step)}, {of}{off}."
 

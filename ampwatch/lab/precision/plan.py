@@ -1,6 +1,6 @@
 """The precision plan of a training: for each product of each layer the cheapest format that keeps a limit.
 
-Plain values only: ``planner.py`` makes a plan, ``plan_code.py`` writes it as code.
+Plain values only: ``planner.py`` makes a plan.
 """
 
 from __future__ import annotations
@@ -208,20 +208,6 @@ class Plan:
             "flops_by_format": self.flops_by_format(),
         }
         return content
-
-    def code(self, kind: str) -> str:
-        """Return the plan as a Python module.
-
-        Args:
-            kind: ``torchao``: a ``module_filter_fn`` and the conversion; ``te``: a recipe of Transformer
-                Engine for each layer; ``autocast``: the regions of autocast.
-
-        Raises:
-            SettingsError: If it is another one, or there is no plan.
-        """
-        from ampwatch.lab.precision.plan_code import code_of  # noqa: PLC0415 - it needs the classes above
-
-        return code_of(self, kind)
 
 
 def to_json(plan: Plan) -> str:

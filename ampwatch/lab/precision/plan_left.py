@@ -43,23 +43,15 @@ MAX_BLOCK_CASTS = 1
 
 @dataclass(slots=True, eq=False)
 class _Followed:
-    """A product of the plan.
+    """A product of the plan."""
 
-    Attributes:
-        product: What was planned.
-        turn: Sorts products as a step computes them: backward begins at the last layer.
-        losses: Newest loss of each operand.
-        left: Measurements in a row in which it was outside of the plan.
-        since: Iteration of the first of them.
-        held: Iteration of the newest measurement in which it was within the plan, or that of the plan.
-    """
-
-    product: PlannedProduct
+    product: PlannedProduct  # what was planned
+    # sorts products as a step computes them: backward begins at the last layer
     turn: tuple[bool, int, int]
-    held: int
-    losses: dict[Operand, CastLoss] = field(default_factory=dict)
-    left: int = 0
-    since: int = -1
+    held: int  # iteration of the newest measurement in which it was within the plan, or that of the plan
+    losses: dict[Operand, CastLoss] = field(default_factory=dict)  # newest loss of each operand
+    left: int = 0  # measurements in a row in which it was outside of the plan
+    since: int = -1  # iteration of the first of them
 
     @property
     def sqnr_db(self) -> float:
@@ -68,12 +60,10 @@ class _Followed:
 
     @property
     def most_flushed(self) -> Operand:
-        """The operand of which the larger share becomes zero."""
         return max(self.losses, key=lambda operand: self.losses[operand].flushed_share)
 
     @property
     def noisiest(self) -> Operand:
-        """The operand that adds more noise."""
         return min(self.losses, key=lambda operand: self.losses[operand].sqnr_db)
 
 

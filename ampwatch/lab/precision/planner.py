@@ -18,7 +18,7 @@ from ampwatch.lab.precision.plan import Kept, LayerPlan, PhaseSteps, Plan, Produ
 from ampwatch.lab.precision.products import HEADROOM, CastLoss, cast_loss, product_db
 from ampwatch.numerics.exponents import nearest_exponent
 from ampwatch.numerics.formats import FORMATS, FormatFamily
-from ampwatch.numerics.units.gpus import Gpu, find_gpu
+from ampwatch.numerics.units.peaks import Gpu, find_gpu
 from ampwatch.numerics.whatif import scale_window
 from ampwatch.wire.records import (
     CONVOLUTION,
@@ -77,17 +77,11 @@ _KEPT = (
 
 
 class _Candidate(NamedTuple):
-    """Formats of the operands of a product.
+    """Formats of the operands of a product."""
 
-    Attributes:
-        left: Format of the first.
-        right: Format of the second.
-        bits: Bits of an element with its part of a scale, of the wider one.
-    """
-
-    left: FloatFormat
-    right: FloatFormat
-    bits: float
+    left: FloatFormat  # format of the first
+    right: FloatFormat  # format of the second
+    bits: float  # bits of an element with its part of a scale, of the wider one
 
     @property
     def name(self) -> str:
@@ -96,19 +90,12 @@ class _Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """Arguments of a plan, checked.
+    """Arguments of a plan, checked."""
 
-    Attributes:
-        limit_db: As in ``Plan``.
-        max_flushed: As in ``Plan``.
-        gpu: The GPU, if one is named.
-        formats: The formats, the cheapest first.
-    """
-
-    limit_db: float
-    max_flushed: float
-    gpu: Gpu | None
-    formats: tuple[FloatFormat, ...]
+    limit_db: float  # as in ``Plan``
+    max_flushed: float  # as in ``Plan``
+    gpu: Gpu | None  # the GPU, if one is named
+    formats: tuple[FloatFormat, ...]  # the formats, the cheapest first
 
 
 def checked(
@@ -294,7 +281,6 @@ class _Losses:
         self._found: dict[tuple[Operand, str], CastLoss | None] = {}
 
     def measured(self, operand: Operand) -> bool:
-        """Whether an operand was measured."""
         return any(o.operand is operand for o in self._record.operands)
 
     def of(self, operand: Operand, fmt: FloatFormat) -> CastLoss | None:
@@ -343,7 +329,6 @@ class _LayerPlanner:
             self._why_wide = "it is a router: a small error sends tokens elsewhere"
 
     def plan(self) -> LayerPlan:
-        """Return the plan of the layer."""
         record = self._record
         wanted = [p for p in PRODUCTS if p != GRAD_INPUT or record.has_grad_input]
         return LayerPlan(

@@ -128,15 +128,6 @@ class Tape:
     outcomes: dict[int, TapeOutcome] = field(default_factory=dict)
     is_cut: bool = False
 
-    def elements_path(self) -> Path:
-        """Return where the elements of ``head.elements`` are."""
-        return elements_path(self.path, self.head.elements)
-
-
-def elements_path(tape: Path, step: int) -> Path:
-    """Return where the elements of a step are: beside the tape."""
-    return tape.with_name(f"{tape.stem}-step{step}.safetensors")
-
 
 def find_tapes(asked: Path) -> dict[int, Path]:
     """Return the tapes that a path names, by rank: itself, or those of the newest run in a directory.

@@ -125,7 +125,6 @@ class TapeHead(Struct, frozen=True, tag="head"):
         ampwatch: Version of ampwatch.
         first: Steps at the start that are recorded.
         every: Distance of those recorded after that; 0: none is.
-        elements: The step whose elements are kept; -1: none.
         facts: Versions, device and flags.
         modules: The modules, in the order of ``named_modules``.
         optimizers: Of each optimizer its class and the numbers of its groups, as text.
@@ -140,7 +139,6 @@ class TapeHead(Struct, frozen=True, tag="head"):
     ampwatch: str
     first: int
     every: int
-    elements: int
     facts: dict[str, str]
     modules: list[TapeModule]
     optimizers: list[dict[str, str]]

@@ -14,24 +14,17 @@ from ampwatch.errors import SettingsError
 from ampwatch.guard import Account, is_of_a_signal
 from ampwatch.lab.budget import ErrorBudget, to_json
 from ampwatch.lab.budget import records_of as errors_of
-from ampwatch.lab.precision.evidence import PlanMade, plan_made
-from ampwatch.lab.precision.plan import Plan
-from ampwatch.lab.precision.planner import format_named, records_of
-from ampwatch.lab.training.cast_layers import CastLayers, LayerFormats
 from ampwatch.lab.training.error_log import ErrorLog
-from ampwatch.lab.training.exact_ops import Apart
-from ampwatch.report.words import plural
 from ampwatch.training.hooks.roots import unwrapped
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.kernels.dtypes import HALF, name_of
 from ampwatch.training.private import graph_task
 from ampwatch.training.replay.kept_calls import ReplayRefusedError
 from ampwatch.training.replay.replay import Replay, prefix_of
-from ampwatch.wire.records import BY_PLAN
 from ampwatch.wire.ring.requests import ERRORS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch import nn
 
@@ -51,8 +44,6 @@ OF_COMPILED = (
     " more of what it computes in float32"
 )
 
-NO_PLAN = "no plan was asked for yet; the newest one of ampwatch.lab.plan() or `ampwatch lab plan` is kept"
-
 
 class Asked(NamedTuple):
     """What a budget is asked for.
@@ -61,16 +52,14 @@ class Asked(NamedTuple):
         model: The model, ``None`` for the one that was called last.
         loss: Returns the loss for what the model returns; ``None`` if the model does that itself.
         dtype: What autocast casts to instead of what it was; ``None`` for the batch as it was trained.
-        layers_in: What the products of layers are computed in instead; ``None`` for as they were.
     """
 
     model: nn.Module | None = None
     loss: Callable[[Any], Any] | None = None
     dtype: torch.dtype | None = None
-    layers_in: LayerFormats | None = None
 
 
-def checked(model: nn.Module | None, loss: object, dtype: object, layers_in: object) -> Asked:
+def checked(model: nn.Module | None, loss: object, dtype: object) -> Asked:
     """Return what the user asks for.
 
     Raises:
@@ -82,31 +71,7 @@ def checked(model: nn.Module | None, loss: object, dtype: object, layers_in: obj
     if not (dtype is None or (isinstance(dtype, torch.dtype) and dtype in HALF)):
         msg = f"expected `dtype` to be torch.float16 or torch.bfloat16, got {dtype!r:.80}"
         raise SettingsError(msg)
-    if isinstance(layers_in, Plan):
-        if layers_in.why_not:
-            msg = (
-                f"expected `layers_in` to be a plan of layers, got one without: {layers_in.why_not}"
-            )
-            raise SettingsError(msg)
-        return Asked(model, loss, dtype, by_plan(plan_made(records_of(layers_in, 0))))
-    if layers_in is not None and not isinstance(layers_in, str):
-        msg = f"expected `layers_in` to be the name of a format or a plan, got {layers_in!r:.80}"
-        raise SettingsError(msg)
-    return Asked(model, loss, dtype, all_in(layers_in) if layers_in is not None else None)
-
-
-def all_in(name: str) -> LayerFormats:
-    """Return that every product of a layer is computed in the format of that name.
-
-    Raises:
-        SettingsError: If there is no such format.
-    """
-    return LayerFormats(name, format_named(name))
-
-
-def by_plan(plan: PlanMade) -> LayerFormats:
-    """Return that the products of layers are computed in the formats of a plan."""
-    return LayerFormats(BY_PLAN, products=plan.products)
+    return Asked(model, loss, dtype)
 
 
 def budget_of(
@@ -132,10 +97,7 @@ def budget_of(
 
     Cost: see ``ErrorLog``.
     """
-    apart = Apart()
-    formats = asked.layers_in
-    casts = None if formats is None else CastLayers(formats.of(call.model, prefix), apart)
-    log = ErrorLog(apart, asked.loss, casts)
+    log = ErrorLog(asked.loss)
     # Whoever asks for a budget has memory for it, or is told.
     replay = Replay(call, prefix, sys.maxsize, beside=log, dtype=asked.dtype)
     try:
@@ -150,14 +112,11 @@ def budget_of(
         notes = list(log.notes)
         if target is None or target.name != "loss":
             notes.insert(0, OUTPUT_ALONE)
-        if casts is not None:
-            notes += _not_cast(casts, log.called)
         known = [row.contribution for row in rows if row.contribution is not None]
         return ErrorBudget(
             model=prefix.rstrip("."),
             step=step,
             formats=tuple(dict.fromkeys(map(name_of, dtypes))),
-            layers_in="" if formats is None else formats.name,
             target="output" if target is None else target.name,
             value=None if target is None else target.value,
             exact=None if target is None else target.exact,
@@ -177,22 +136,14 @@ class Budgets(Sensor):
     Args:
         context: Shared parts of the training.
         replays: Keeps the calls.
-        newest_plan: Returns the newest precision plan, in whose formats a budget may be asked for;
-            ``None`` before the first.
     """
 
     name = "error_budget"
 
-    def __init__(
-        self,
-        context: Context,
-        replays: ReplaySensor,
-        newest_plan: Callable[[], PlanMade | None],
-    ) -> None:
+    def __init__(self, context: Context, replays: ReplaySensor) -> None:
         self._context = context
         self._replays = replays
         self._calls = replays.calls
-        self._newest_plan = newest_plan
         # An account of its own: as a debt it would end all sampling.
         account = Account(context.bus.account.modes)
         self.guard: Guard = context.bus.guard(self.name, account=account)
@@ -207,7 +158,7 @@ class Budgets(Sensor):
         request = event.request
         if request.what != ERRORS:
             return
-        budget = self._asked_from_outside(request.layers_in)
+        budget = self._budget(Asked())
         why_not = budget.why_not
         if not why_not:
             try:
@@ -217,17 +168,6 @@ class Budgets(Sensor):
                     raise
                 why_not = f"it could not be written: {error}"
         event.answer(why_not)
-
-    def _asked_from_outside(self, layers_in: str) -> ErrorBudget:
-        if layers_in != BY_PLAN:
-            try:
-                return self._budget(Asked(layers_in=(layers_in and all_in(layers_in)) or None))
-            except SettingsError as error:
-                return ErrorBudget(why_not=str(error))
-        plan = self._newest_plan()
-        if plan is None:
-            return ErrorBudget(why_not=NO_PLAN)
-        return self._budget(Asked(layers_in=by_plan(plan)))
 
     def _budget(self, asked: Asked) -> ErrorBudget:
         """Return the budget, or why there is none; the daemon gets it as well."""
@@ -268,18 +208,3 @@ class Budgets(Sensor):
         if not self._calls.random.knows(found[1].draws):
             return "the random numbers of the batch are not known any more; ask right after a step"
         return ""
-
-
-def _not_cast(casts: CastLayers, called: set[str]) -> Iterator[str]:
-    """Yield, in sentences, which layers were computed as they are trained."""
-    left = casts.modules - casts.seen
-    if not casts.modules:
-        yield "there is no linear or convolutional layer, and nothing was cast"
-    for names, why in (
-        (left & called, "multiplied in ops of their own, or in none"),
-        (left - called, "were not called as modules, as the parts of MultiheadAttention are not"),
-    ):
-        if names:
-            named = ", ".join(sorted(names)[:3]) + (" and others" if len(names) > 3 else "")
-            layers = f"{plural(len(names), 'layer')} of {len(casts.modules)}"
-            yield f"{layers} stayed as trained: they {why} ({named})"

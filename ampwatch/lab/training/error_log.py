@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ampwatch.lab.training.cast_layers import CastLayers
     from ampwatch.training.ops.call import OpCall
     from ampwatch.training.ops.events import OpPlace
     from ampwatch.training.replay.replay import Execute
@@ -66,7 +65,6 @@ class _Tally:
             self.amplification = max(self.amplification or 0.0, out / given)
 
     def row(self, key: _Key) -> ErrorRow:
-        """Return the row."""
         weight = None
         if self.is_weighed:
             weight = max(abs(self.contribution), math.sqrt(self.squares))
@@ -107,29 +105,20 @@ class ErrorLog:
     its result, times what is born, is what that adds to the error of the loss, to first order.
 
     Args:
-        apart: Runs these beside the replay.
         loss: Returns the loss for what the model returns; ``None`` if the model does that itself.
-        casts: Has products of layers computed in other formats; ``None`` for as they are.
 
     Attributes:
         target: What births contribute to, once the model has returned.
         notes: Why ops were not measured, in words, by those words.
-        called: Names of the modules that were called.
 
     Cost:
         Each op three times in forward, of which twice in float64, and its gradient once; in backward
         three times. Memory of a batch's activations some seven times over.
     """
 
-    def __init__(
-        self,
-        apart: Apart,
-        loss: Callable[[Any], Any] | None = None,
-        casts: CastLayers | None = None,
-    ) -> None:
-        self._apart = apart
+    def __init__(self, loss: Callable[[Any], Any] | None = None) -> None:
+        self._apart = Apart()
         self._loss = loss
-        self._casts = casts
         self.target: Target | None = None
         self._values = ExactValues()
         self._tallies: dict[_Key, _Tally] = {}
@@ -140,7 +129,6 @@ class ErrorLog:
         self._root = torch.zeros((), dtype=EXACT, requires_grad=True)
         self._is_weighed = False
         self.notes: dict[str, None] = {}
-        self.called: set[str] = set()
 
     def run(self, call: OpCall, place: OpPlace, execute: Execute) -> Any:
         """Run an op of the replay, and the same op in float64 beside it; return what it returns."""
@@ -153,8 +141,7 @@ class ErrorLog:
             exactly = ExactRun(call, self._values.of)
             # Before it runs: it may write to what it was given.
             beside = ExactRun(call, as_exact) if is_measured else None
-        casts = self._casts
-        out = execute(call.args) if casts is None else casts.run(call, place, execute)
+        out = execute(call.args)
         made = flat_tensors(out) or list(written)
         born: list[Tensor] | None = None
         if beside is not None:
@@ -284,7 +271,6 @@ class ErrorLog:
 
     def entered(self, module: str, args: Any) -> None:
         """Take in what a module is called with."""
-        self.called.add(module)
         errors = [self._values.error_of(tensor) for tensor in float_tensors(tensors_in(args))]
         self._given.append((module, max(errors, default=0.0)))
 
@@ -413,7 +399,6 @@ def _size(tensor: Tensor) -> float:
 
 
 def _squares(tensor: Tensor) -> float:
-    """Return the sum of the squares of all elements."""
     norm = float(torch.linalg.vector_norm(tensor.detach()))
     return norm * norm
 

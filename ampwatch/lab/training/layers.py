@@ -59,16 +59,12 @@ OPERAND_BYTES = 6000
 
 @dataclass(slots=True)
 class _Layer:
-    """A module without children that was called.
+    """A module without children that was called."""
 
-    Attributes:
-        record: What is known of it.
-        weight: Qualified name of the parameter that is its weight; empty if that is not measured.
-        measured: The measurements by operand and phase.
-    """
-
-    record: LayerRecord
+    record: LayerRecord  # what is known of it
+    # qualified name of the parameter that is its weight; empty if that is not measured
     weight: str = ""
+    # the measurements by operand and phase
     measured: dict[tuple[Operand, int], OperandRecord] = field(default_factory=dict)
 
 

@@ -36,7 +36,7 @@ class Lab:
 
     def __init__(self, context: Context, identity: RunIdentity, replays: ReplaySensor) -> None:
         self.calls = layers = LayerSensor(context, identity)
-        self.budgets = Budgets(context, replays, lambda: layers.plan)
+        self.budgets = Budgets(context, replays)
         tapes = (TapeSensor(context, identity),) if context.settings.record_dir else ()
         self.sensors: tuple[Sensor, ...] = (layers, self.budgets, *tapes)
 

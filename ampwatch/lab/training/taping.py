@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import weakref
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,22 +11,19 @@ import torch
 
 from ampwatch.errors import SettingsError
 from ampwatch.guard import Log, is_of_a_signal
-from ampwatch.lab.tape import RowKind, TapeOutcome, TapeStep, TapeWriter
-from ampwatch.lab.tape.elements import ElementsWriter
-from ampwatch.lab.tape.files import MAX_FILE, elements_path, tape_path
-from ampwatch.lab.tape.schedule import is_recorded
-from ampwatch.lab.training.head import head_of
+from ampwatch.lab.tape.files import MAX_FILE, TapeWriter, tape_path
+from ampwatch.lab.tape.rows import VERSION, RowKind, TapeHead, TapeModule, TapeOutcome, TapeStep
 from ampwatch.lab.training.sketch import Sketcher
 from ampwatch.lab.training.step_rows import RowName, StepRows
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.hooks import events as on
 from ampwatch.training.hooks.place import before_node
-from ampwatch.training.kernels.admission import is_ordinary
+from ampwatch.training.kernels.admission import whole_part
 from ampwatch.training.kernels.choice import KernelSelector
-from ampwatch.training.kernels.dtypes import name_of
+from ampwatch.training.model.facts import run_facts
 from ampwatch.training.model.names import module_of
 from ampwatch.training.model.scaler import READY, stage_of
-from ampwatch.training.model.tensors import tensors_in
+from ampwatch.training.model.tensors import is_in_flat, tensors_in
 from ampwatch.training.ops.call import tensors_among, written_by
 from ampwatch.training.ops.events import OpSensor
 from ampwatch.training.private import graph_task, scale_tensor
@@ -45,6 +40,7 @@ if TYPE_CHECKING:
     from ampwatch.training.ops.info import OpInfo
     from ampwatch.wire.records import RunIdentity
 
+
 logger = Log()
 
 MAX_WAITING = 4096
@@ -54,7 +50,7 @@ MAX_WAITING = 4096
 class TapeSensor(OpSensor):
     """Records what chosen steps compute: weights, inputs, ops, outputs, gradients, weights again.
 
-    Steps are chosen by their index alone (``lab/tape/schedule.py``), never by what they cost. Nothing
+    Steps are chosen by their index alone, never by what they cost, so that two runs record the same. Nothing
     is left out because a device is behind: at its end a recorded step waits for what was measured.
 
     Args:
@@ -73,13 +69,12 @@ class TapeSensor(OpSensor):
         self._context = context
         self._identity = identity
         self._settings = context.settings
-        context.governor.record(partial(is_recorded, context.settings))
+        context.governor.record(self._is_recorded)
         self.guard: Guard = context.bus.guard(self.name, is_thread_safe=True, sweep=self.failed)
         self._kernels = KernelSelector()
         self._sketcher = Sketcher()
         self._writer: TapeWriter | None = None
         self._rows: StepRows | None = None
-        self._elements: ElementsWriter | None = None
         self._modules: dict[int, tuple[str, weakref.ref[nn.Module]]] = {}
         self._stepped: set[int] = set()
         self._waiting: set[int] = set()
@@ -91,6 +86,10 @@ class TapeSensor(OpSensor):
         """Yield, in a sentence, what is not on the tape."""
         if self._trouble:
             yield self._trouble
+
+    def _is_recorded(self, step: int) -> bool:
+        first, every = self._settings.record_first, self._settings.record_every
+        return step < first or (every > 0 and step % every == 0)
 
     # The course of iterations.
 
@@ -115,11 +114,10 @@ class TapeSensor(OpSensor):
 
     def _begin(self, step: int) -> None:
         self._end_listening()
-        if self._writer is None or not is_recorded(self._settings, step):
+        if self._writer is None or not self._is_recorded(step):
             return
         self._step = step
         self._rows = StepRows(self._kernels, self._sketcher)
-        self._elements = ElementsWriter() if step == self._settings.record_elements else None
         self._stepped.clear()
         self._has_weights = False
         bus = self._context.bus
@@ -136,7 +134,6 @@ class TapeSensor(OpSensor):
     def _end_listening(self) -> None:
         if self._rows is not None:
             self._rows = None
-            self._elements = None
             self._context.bus.ignore(self, on.RootCalled)
             self._context.bus.ignore(self, on.ForwardReturned)
         self._modules.clear()
@@ -232,7 +229,6 @@ class TapeSensor(OpSensor):
             if not tensor.is_floating_point():
                 continue
             rows.add(RowName(RowKind.OUTPUT, name, name), tensor, read=(tensor,))
-            self._keep(f"output/{name}", tensor)
             self._listen(name, tensor)
 
     def _known(self, module: nn.Module) -> str | None:
@@ -258,7 +254,6 @@ class TapeSensor(OpSensor):
         if self._rows is not None:
             row = RowName(RowKind.OUTPUT_GRADIENT, name, name)
             self._rows.add(row, gradient, scale=self._scale(), read=(gradient,))
-            self._keep(f"gradient/{name}", gradient)
 
     def _scale(self) -> torch.Tensor | None:
         """Return a copy of the loss scale: the scaler changes its own in place."""
@@ -289,7 +284,6 @@ class TapeSensor(OpSensor):
             if parameter.grad is not None:
                 row = RowName(RowKind.GRADIENT, name, module_of(name))
                 self._rows.add(row, parameter.grad, scale=scale, read=(parameter.grad,))
-                self._keep(f"gradient/{name}", parameter.grad)
 
     def iteration_closing(self, _event: on.IterationClosing) -> None:
         """Record the weights that the step has left, and write what there is of it."""
@@ -321,7 +315,6 @@ class TapeSensor(OpSensor):
             self._has_head = True
         evaluating = [name for name, module in names.modules() if not module.training]
         recorded = rows.read()
-        self._write_elements(rows)
         autocast = list(context.autocast_dtypes)
         self._put(TapeStep(self._step, recorded, autocast, evaluating, list(rows.missing)))
         if len(self._waiting) < MAX_WAITING:
@@ -346,32 +339,62 @@ class TapeSensor(OpSensor):
         if writer is not None:
             writer.close()
 
-    def _keep(self, name: str, tensor: torch.Tensor) -> None:
-        kept = self._elements
-        if kept is None or not is_ordinary(tensor):
-            return
-        dtype = name_of(tensor.dtype)
-        if kept.room_for(dtype, tensor.nbytes):
-            # A copy in any case: what is given may be written to as soon as this returns.
-            dense = tensor.detach().cpu().contiguous()
-            kept.put(
-                name, dtype, list(tensor.shape), ctypes.string_at(dense.data_ptr(), dense.nbytes)
-            )
 
-    def _write_elements(self, rows: StepRows) -> None:
-        kept = self._elements
-        if kept is None or self._writer is None:
-            return
-        if kept.left_out:
-            rows.missing[f"elements of {kept.left_out} tensors: no room, or no dtype"] = None
-        try:
-            kept.write(elements_path(self._writer.path, self._step))
-        except OSError as error:
-            if is_of_a_signal(error):
-                raise
-            rows.missing[f"elements: {error.strerror}"] = None
-            logger.warning(
-                "the elements of step %d cannot be written: %s; training is not affected",
-                self._step,
-                error,
-            )
+MAX_OPTIONS = 32
+MAX_TEXT = 80
+_PLAIN = (bool, int, float, str, tuple)
+
+
+def head_of(context: Context, identity: RunIdentity) -> TapeHead:
+    """Return the head of a tape. Runs no code of the user's: attributes are read where they lie."""
+    settings = context.settings
+    found = run_facts(context.scaler, context.autocast_dtypes, context.home.device)
+    facts = {name: str(value) for name, value in found.items()}  # a version is a class of its own
+    facts["threads"] = str(torch.get_num_threads())
+    facts["deterministic"] = str(torch.are_deterministic_algorithms_enabled())
+    modules = [
+        TapeModule(name, type(module).__qualname__[:MAX_TEXT], _options(module))
+        for name, module in context.names.modules()
+    ]
+    divided = [n for n, p in context.names.parameters() if whole_part(p) is None or is_in_flat(p)]
+    optimizers = [_of_optimizer(optimizer) for optimizer in context.trained.met.values()]
+    return TapeHead(
+        version=VERSION,
+        run=identity.run,
+        rank=identity.rank,
+        world_size=identity.world_size,
+        started_ns=identity.started_ns,
+        ampwatch=identity.version,
+        first=settings.record_first,
+        every=settings.record_every,
+        facts=facts,
+        modules=modules,
+        optimizers=[known for known in optimizers if known],
+        divided=divided,
+    )
+
+
+def _options(module: nn.Module) -> dict[str, str]:
+    named = {name: value for name, value in vars(module).items() if _is_option(name, value)}
+    return {
+        name[:MAX_TEXT]: repr(value)[:MAX_TEXT] for name, value in list(named.items())[:MAX_OPTIONS]
+    }
+
+
+def _is_option(name: str, value: object) -> bool:
+    """Whether an attribute is a number, a flag, a word, or a tuple of them; no object of the user's."""
+    if name.startswith("_") or name == "training" or type(value) not in _PLAIN:
+        return False
+    return not isinstance(value, tuple) or all(type(part) in _PLAIN[:-1] for part in value)
+
+
+def _of_optimizer(reference: Any) -> dict[str, str]:
+    optimizer = reference() if callable(reference) else reference
+    if optimizer is None:
+        return {}
+    known = {"class": type(optimizer).__qualname__[:MAX_TEXT]}
+    for number, group in enumerate(optimizer.param_groups[:MAX_OPTIONS]):
+        for name, value in group.items():
+            if name != "params" and _is_option(str(name), value):
+                known[f"group{number}.{name}"] = repr(value)[:MAX_TEXT]
+    return known

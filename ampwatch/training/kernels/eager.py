@@ -88,7 +88,6 @@ def fill_block_rows(
 
 
 def _top(flat: Tensor) -> int:
-    """Return the exponent of the largest finite magnitude."""
     keys = flat.float().view(torch.int32) & _KEY_MASK
     largest = keys.where(keys < _INF, 0).amax(0, keepdim=True)
     # As a list: reading a scalar is an op that dispatch modes of the user see.
@@ -169,19 +168,12 @@ _C_TYPES: dict[torch.dtype, Any] = {
 
 
 class _Layout(NamedTuple):
-    """Bits of a dtype, as integers of its size.
+    """Bits of a dtype, as integers of its size."""
 
-    Attributes:
-        mantissa_bits: Stored bits of the mantissa.
-        unit: Exponent of the smallest subnormal number.
-        inf: Key of inf.
-        mask: All bits but the sign.
-    """
-
-    mantissa_bits: int
-    unit: int
-    inf: int
-    mask: int
+    mantissa_bits: int  # stored bits of the mantissa
+    unit: int  # exponent of the smallest subnormal number
+    inf: int  # key of inf
+    mask: int  # all bits but the sign
 
 
 def _layout(name: str) -> _Layout:
@@ -267,7 +259,6 @@ class EagerKernel:
             self.measure_blocks(pieces, rows, blocks)
 
     def _fill(self, pieces: Sequence[Tensor], rows: Tensor, stride: Sequence[int] | None) -> None:
-        """Fill rows of zeros."""
         filled = []
         for i, piece in enumerate(pieces):
             row = _Row(rows[i])

@@ -367,7 +367,6 @@ class MlflowSink:
 
 
 def _alert(note: Note) -> dict[str, str]:
-    """Return title and text of an alert."""
     # W&B mutes an equal title for a minute; one that has become worse has another.
     title = f"ampwatch {note.severity.value}: {note.kind}"[:MAX_TITLE]
     return {"title": title, "text": f"{note.text}\n\n{note.advice}"}
@@ -426,7 +425,6 @@ def _refuse_what_is_near(given: Any) -> None:
 
 
 def _run_of(module: ModuleType) -> Any:
-    """Return the run of the module of W&B or Trackio."""
     name = module.__name__
     if not _can(module, "init", "log"):
         _refuse(f"the module {name}", "pass its logger, not the module")

@@ -25,17 +25,11 @@ FOREIGN = "\0foreign"
 
 
 class _Frame(NamedTuple):
-    """A module that is running.
+    """A module that is running."""
 
-    Attributes:
-        key: Identity of the module.
-        name: Qualified name of the module.
-        grad: Whether gradients were recorded when it was entered.
-    """
-
-    key: int
-    name: str
-    grad: bool
+    key: int  # identity of the module
+    name: str  # qualified name of the module
+    grad: bool  # whether gradients were recorded when it was entered
 
 
 class ModuleStack:

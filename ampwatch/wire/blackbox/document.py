@@ -244,7 +244,6 @@ def _rows(kind: type[R], value: object) -> list[R]:
 
 
 def _read(kind: type[R], value: object) -> R:
-    """Return the record of a type that ``value`` describes."""
     # Fields that this release does not know are passed over, so that a newer report can be read.
     given = {**_ADDED.get(kind, {}), **_object(value)}
     return kind(**{name: _CHECKS[kept](given[name]) for name, kept in kind.__annotations__.items()})

@@ -6,6 +6,8 @@ folds them into state. Plain values only. No torch here, and no Prometheus.
 Totals in a record are *cumulative since the run began*, so that a reader that
 came late, or was lapped by the writer, still knows the truth.
 """
+# mypy: implicit-reexport
+# ruff: noqa: F401 - what is imported here is offered here
 
 from __future__ import annotations
 
@@ -13,7 +15,6 @@ from ampwatch.wire.records.fields import KERNEL_UNITS
 from ampwatch.wire.records.findings import GONE_STEP, OUTSIDE, Finding, FindingRecord, Severity
 from ampwatch.wire.records.kernels import KernelRow, KernelTotal, WindowRecord, WindowSkip
 from ampwatch.wire.records.laboratory import (
-    BY_PLAN,
     CONVOLUTION,
     FORWARD,
     GRAD_INPUT,
@@ -70,75 +71,6 @@ from ampwatch.wire.records.steps import (
     StepPhase,
     StepRecord,
 )
-
-__all__ = [
-    "ALL_MODULES",
-    "BY_PLAN",
-    "CONVOLUTION",
-    "FORWARD",
-    "GONE_STEP",
-    "GRAD_INPUT",
-    "GRAD_WEIGHT",
-    "KERNEL_UNITS",
-    "LINEAR",
-    "MAX_BUDGETED",
-    "MAX_OPTIMIZERS",
-    "MAX_PLANNED",
-    "MEMORY_LIMIT",
-    "MEMORY_PARTS",
-    "MEMORY_PLACES",
-    "NO_PHASES",
-    "OTHER_OPTIMIZERS",
-    "OUTSIDE",
-    "PHASE_BEGINS",
-    "PRODUCTS",
-    "SKIP_CLASSES",
-    "WITHOUT_C",
-    "BudgetRecord",
-    "CastTotal",
-    "CensusRecord",
-    "CensusSource",
-    "ChecksumRecord",
-    "CulpritRecord",
-    "DevicePhasesRecord",
-    "EndRecord",
-    "FactsRecord",
-    "FallbackTotal",
-    "Finding",
-    "FindingRecord",
-    "KernelRow",
-    "KernelTotal",
-    "LayerRecord",
-    "Measure",
-    "MemoryRecord",
-    "OpRow",
-    "OpTotal",
-    "Operand",
-    "OperandRecord",
-    "OptimizerRecord",
-    "Phases",
-    "PlaceMemory",
-    "PlanRecord",
-    "RangeRecord",
-    "Record",
-    "Remedy",
-    "RunIdentity",
-    "RunState",
-    "SamplingRecord",
-    "SensorFailureRecord",
-    "Severity",
-    "SkipClass",
-    "StepPhase",
-    "StepRecord",
-    "Topic",
-    "Tried",
-    "WindowRecord",
-    "WindowSkip",
-    "formats_in_words",
-    "formats_of_words",
-    "in_words",
-    "memory_fact",
-]
 
 Record = (
     StepRecord

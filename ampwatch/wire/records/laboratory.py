@@ -146,9 +146,6 @@ class PlanRecord(Struct, frozen=True):
     last_step: Count
 
 
-BY_PLAN = "plan"
-"""What stands for the formats of a precision plan, where the name of a format may stand."""
-
 MAX_BUDGETED = 512
 """Modules of a budget that the daemon gets, the least exact ones: a ring keeps some thousand records."""
 
@@ -163,8 +160,6 @@ class BudgetRecord(Struct, frozen=True):
         module: Qualified name of the module; empty for the root.
         dtype: Dtype of what it has returned.
         autocast: Dtypes of autocast, with commas between them; empty without it.
-        layers_in: What products of layers were computed in: the name of a format, or ``plan``; empty for as
-            they are trained.
         total: Relative error of what it has returned, as an L2 norm; NaN where it is not known.
         contribution: What is born in the module and its parts adds that much to the error of the target, to
             first order; NaN where it is not known.
@@ -178,7 +173,6 @@ class BudgetRecord(Struct, frozen=True):
     module: str
     dtype: str
     autocast: str
-    layers_in: str
     total: float
     contribution: float
     target: str

@@ -52,8 +52,6 @@ class Request(Struct, frozen=True):
         path: File that what is asked for replaces; it exists and is empty, and stays so for ``FOLLOW``.
         iterations: How many iterations are profiled.
         what: ``TRACE``, ``ERRORS``, ``LAYERS`` or ``FOLLOW``.
-        layers_in: Of ``ERRORS``: the name of a format for the products of layers, or ``plan``; empty for as
-            they are trained.
         plan: Of ``FOLLOW``: the plan, layer by layer.
     """
 
@@ -62,7 +60,6 @@ class Request(Struct, frozen=True):
     path: Path
     iterations: int
     what: str = TRACE
-    layers_in: str = ""
     plan: tuple[PlanRecord, ...] = ()
 
 
@@ -111,7 +108,6 @@ def write_request(ring: Path, request: Request) -> None:
         "path": str(request.path),
         "iterations": request.iterations,
         "what": request.what,
-        "layers_in": request.layers_in,
         # As in a ring, where records are cut to fit and what is read is checked.
         "plan": [b64encode(encode(r, _LONGEST_RECORD)[1]).decode() for r in request.plan],
     }
@@ -142,7 +138,6 @@ def read_request(ring: Path) -> Request:
         path,
         iterations,
         what,
-        _text(content, "layers_in"),
         _plan(content) if what == FOLLOW else (),
     )
 

@@ -11,8 +11,7 @@ import torch
 from torch.distributions import Categorical, Normal
 
 from ampwatch.diagnosis.book import FindingBook
-from ampwatch.diagnosis.calls.api_errors import report_error
-from ampwatch.diagnosis.calls.api_misuse import WAIT_FOR_NAME, ApiMisuse
+from ampwatch.diagnosis.calls.api_misuse import WAIT_FOR_NAME, ApiMisuse, report_error
 from ampwatch.diagnosis.detector import Shared
 from ampwatch.diagnosis.evidence.calls import (
     AutocastBackward,
@@ -521,14 +520,3 @@ def test_what_a_gpu_would_refuse_is_reported_once_and_counted() -> None:
     assert (finding.first_step, finding.last_step, finding.count) == (3, 5, 2)
     assert "torch.nn.BCEWithLogitsLoss" in finding.advice
     assert finding.source == "train.py:9"
-
-
-@pytest.mark.parametrize(
-    ("how", "words"), [("by_scaler", "overridden step()"), ("in_backward", "middle of backward")]
-)
-def test_a_step_on_scaled_gradients_says_how_it_was_called(how: str, words: str) -> None:
-    """A scaler's own class, or a hook."""
-    finding = Case().see(ScaledStep(3, 0, 1024.0, 2, "train.py:9")._replace(**{how: True})).one
-
-    assert words in finding.summary
-    assert finding.phase == ("backward" if how == "in_backward" else "optimizer")

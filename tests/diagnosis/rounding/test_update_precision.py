@@ -165,15 +165,6 @@ def test_positions_are_a_warning_once_whatever_the_number_of_layers(book: Findin
     assert "only up to 256" in finding.summary
 
 
-def test_ids_that_were_kept_in_half_precision_are_a_warning(book: FindingBook) -> None:
-    """In whatever order: they are used as integers again."""
-    RoundedIntegers(Shared(book)).observe(_cast("loss", ordered=False)._replace(is_back=True))
-    (finding,) = book.findings
-
-    assert finding.severity == Severity.WARNING
-    assert "1500 of 2048 are beyond" in finding.summary
-
-
 def test_other_integers_are_an_info_and_hide_no_warning(book: FindingBook) -> None:
     """They may be measurements, which lose nothing that matters."""
     casts = RoundedIntegers(Shared(book))

@@ -10,9 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from ampwatch.cli import main
-from ampwatch.lab.tape import RowKind
-from ampwatch.lab.tape.elements import ElementsWriter
-from ampwatch.lab.tape.files import elements_path
+from ampwatch.lab.tape.rows import RowKind
 from tests.host.daemon.parts import eventually
 from tests.workshop.nursery import Nursery, Program
 from tests.workshop.tapes import HEAD, row, step, write_tape
@@ -76,12 +74,6 @@ def test_a_running_training_says_where_its_error_begins(
     assert 0.5 < budget["explained"] / budget["error"] < 2.0
     assert {"module", "op", "born", "contribution", "bits"} <= budget["rows"][0].keys()
     assert budget["step"] > 0
-
-    assert main(["errors", "--layers-in", "mxfp8_e4m3"]) == 0
-    assert "products of layers in mxfp8_e4m3." in capsys.readouterr().out
-    for given, words in (("mxfp8", "did you mean 'mxfp4'"), ("plan", "no plan was asked for yet")):
-        assert main(["errors", "--layers-in", given]) == 1
-        assert words in capsys.readouterr().err
 
     assert training.runs
     assert [p.suffix for p in (own_places / "rings").iterdir()] == [".ring"]
@@ -160,30 +152,3 @@ def test_ranks_of_other_numbers_are_compared_by_gradients_alone(
 
     assert main(["diff", str(a), str(b)]) == 0
     assert "A has 1 ranks and B 8" in " ".join(capsys.readouterr().out.split())
-
-
-def test_the_elements_of_one_step_are_compared_on_request(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The one element that differs is found, with its index and both values."""
-    head = replace(HEAD, elements=0)
-    paths = [write_tape(tmp_path / f"{name}.tape", [step(0)], head) for name in "ab"]
-    for path, third in zip(paths, (b"\x00\x00\x40\x40", b"\x00\x00\x80\x40"), strict=True):
-        kept = ElementsWriter()
-        assert kept.room_for("float32", 16)
-        kept.put("output/first", "float32", [2, 2], bytes(8) + third + bytes(4))
-        kept.write(elements_path(path, 0))
-
-    assert main(["diff", *map(str, paths), "--elements", "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["elements"]
-    assert (found["where"], found["a"], found["b"], found["beyond"]) == ([1, 0], 3.0, 4.0, 0.25)
-
-
-def test_elements_that_nobody_kept_are_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The setting is named."""
-    a, b = (write_tape(tmp_path / f"{name}.tape", [step(0)]) for name in "ab")
-
-    assert main(["diff", str(a), str(b), "--elements"]) == 1
-    assert "record_elements" in capsys.readouterr().err

@@ -76,9 +76,9 @@ def test_a_report_gives_a_table_json_and_code(
     assert (plan["gpu"], plan["limit_db"]) == ("B200", 5.0)
     assert plan["layers"][0]["products"][0]["formats"] == ["mxfp4", "mxfp4"]
 
-    arguments = ["--formats", "float16, bfloat16,float32", "--limit", "60", "--code", "autocast"]
+    arguments = ["--formats", "float16, bfloat16,float32", "--limit", "60"]
     assert main(["plan", str(report), *arguments]) == 0
-    assert "DTYPE = torch.float16" in capsys.readouterr().out
+    assert "forward     float16 " in capsys.readouterr().out
 
 
 @pytest.mark.nightly

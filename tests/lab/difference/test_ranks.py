@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from ampwatch.errors import DiffError
 from ampwatch.lab.difference.ranks import RunsDifference, compare_runs
 from ampwatch.lab.difference.words import difference_document, render_difference
-from ampwatch.lab.tape import RowKind, TapeStep
 from ampwatch.lab.tape.files import find_tapes
+from ampwatch.lab.tape.rows import RowKind, TapeStep
 from tests.workshop.tapes import HEAD, row, step, write_tape
 
 NUM_RANKS = 4

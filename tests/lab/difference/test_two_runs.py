@@ -13,7 +13,7 @@ from torch.nn import functional
 from ampwatch.lab.difference.ranks import compare_runs
 from ampwatch.lab.difference.verdict import compare
 from ampwatch.lab.difference.words import render_difference
-from ampwatch.lab.tape import Tape
+from ampwatch.lab.tape.files import Tape
 from ampwatch.lab.tape.rows import RowKind
 from tests.lab.difference.two_runs import Planted, Transformer, train
 

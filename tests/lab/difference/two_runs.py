@@ -13,8 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import ampwatch
-from ampwatch.lab.tape import Tape
-from ampwatch.lab.tape.files import find_tapes, read_tape
+from ampwatch.lab.tape.files import Tape, find_tapes, read_tape
 
 WIDTH, HEADS, WORDS, LENGTH, BATCH, BLOCKS = 32, 4, 60, 12, 8, 3
 

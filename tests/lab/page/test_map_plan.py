@@ -157,12 +157,12 @@ def test_a_column_is_a_budget() -> None:
     errors = map_of(
         budgeted(),
         budgeted("head", 1, total=0.3, dtype="float32"),
-        budgeted(step=120, layers_in="mxfp4", total=0.1, error=0.02, contribution=math.nan),
-        budgeted(step=130, layers_in="plan", total=math.nan),
+        budgeted(step=120, autocast="float16", total=0.1, error=0.02, contribution=math.nan),
+        budgeted(step=130, autocast="", total=math.nan),
     )["errors"]
 
     none = "not in this budget"
-    assert errors["columns"] == ["bfloat16", "mxfp4", "by the plan"]
+    assert errors["columns"] == ["bfloat16", "float16", "no autocast"]
     assert cells(errors) == {
         "decoder.norm": [none, none, none],
         "decoder.up": ["7 to 10 bits are right", "2 to 4 bits are right", none],
@@ -175,9 +175,8 @@ def test_a_column_is_a_budget() -> None:
     ]
     assert errors["sentence"].endswith(
         " Of step 80, autocast to bfloat16: the loss is off by -3.7e-05."
-        " Of step 120, autocast to bfloat16 and products of layers in mxfp4: the loss is off by 0.02."
-        " Of step 130, autocast to bfloat16 and products of layers in the formats of the plan:"
-        " the loss is off by -3.7e-05."
+        " Of step 120, autocast to float16: the loss is off by 0.02."
+        " Of step 130, no autocast: the loss is off by -3.7e-05."
     )
 
 
@@ -211,20 +210,17 @@ def test_the_worst_is_the_last_code() -> None:
 def test_a_newer_budget_takes_the_place_of_one_of_the_same_formats() -> None:
     """Whole: a module that it does not have is gone; others stay."""
     errors = map_of(
-        budgeted(), budgeted("head", 1), budgeted(layers_in="nvfp4"), budgeted(step=90, total=0.5)
+        budgeted(), budgeted("head", 1), budgeted(autocast="float16"), budgeted(step=90, total=0.5)
     )["errors"]
 
-    assert errors["columns"] == ["nvfp4", "bfloat16"]
+    assert errors["columns"] == ["float16", "bfloat16"]
     assert "head" not in errors["modules"]
 
 
 def test_columns_are_told_apart() -> None:
-    """By the dtype of autocast where it differs, and by the model where there are several."""
-    low = {"layers_in": "mxfp4"}
-    two = map_of(budgeted(**low), budgeted(autocast="float16", **low), budgeted())["errors"]
+    """By the model where there are several."""
     models = map_of(budgeted("gen.a", model="gen"), budgeted("disc.a", model="disc"))["errors"]
 
-    assert two["columns"] == ["mxfp4 bfloat16", "mxfp4 float16", "bfloat16"]
     assert models["columns"] == ["gen bfloat16", "disc bfloat16"]
     assert set(models["modules"]) >= {"gen.a", "disc.a"}
     assert "Of step 80, gen in autocast to bfloat16: the loss is off" in models["sentence"]
@@ -244,13 +240,13 @@ def test_a_budget_whose_first_module_was_lost_is_not_mixed_with_the_one_before()
 
 def test_only_so_many_budgets_and_modules_are_kept() -> None:
     """Of budgets the newest, whatever a ring has."""
-    many = [budgeted(layers_in=f"format{i}") for i in range(MAX_BUDGETS + 3)]
-    most = [budgeted(f"m{i}", i, layers_in="most") for i in range(MAX_BUDGETED + 9)]
+    many = [budgeted(autocast=f"format{i}") for i in range(MAX_BUDGETS + 3)]
+    most = [budgeted(f"m{i}", i, autocast="most") for i in range(MAX_BUDGETED + 9)]
     (rank,) = fleet_of(*many, *most).ranks()
 
-    assert [key[2] for key in rank.budgets][-2:] == [f"format{MAX_BUDGETS + 2}", "most"]
+    assert [key[1] for key in rank.budgets][-2:] == [f"format{MAX_BUDGETS + 2}", "most"]
     assert len(rank.budgets) == MAX_BUDGETS
-    assert len(rank.budgets["", "bfloat16", "most"]) == MAX_BUDGETED
+    assert len(rank.budgets["", "most"]) == MAX_BUDGETED
 
 
 def test_of_many_modules_the_least_exact_ones_are_sent() -> None:

@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from ampwatch.errors import DiffError
-from ampwatch.lab.tape import RowKind, read_tape
-from ampwatch.lab.tape.files import find_tapes
+from ampwatch.lab.tape.files import find_tapes, read_tape
+from ampwatch.lab.tape.rows import RowKind
 from tests.workshop.tapes import HEAD, row, step, write_tape
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from ampwatch.errors import SettingsError
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.numerics.units.gpus import GPUS, find_gpu
-from ampwatch.numerics.units.peaks import ideal_seconds, parse_override, peak_flops
+from ampwatch.numerics.units.peaks import GPUS, find_gpu, ideal_seconds, parse_override, peak_flops
 from ampwatch.numerics.units.roofline import ATTAINABLE, Matmul, recoverable
 
 # Product, capability, SMs, boost clock in Hz, dense TFLOP/s of float16 accumulated in float32:

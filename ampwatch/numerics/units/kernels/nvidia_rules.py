@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ampwatch.numerics.units.kernels import name_fields as fields
-from ampwatch.numerics.units.kernels.kernel_name import Unit
-from ampwatch.numerics.units.kernels.kernel_rule import Rule, like
+from ampwatch.numerics.units.kernels.kernel_name import Rule, Unit, like
 
 GENERAL_PURPOSE = (
     Rule(

@@ -34,19 +34,13 @@ SAME_AS_FORWARD = "same_as_forward"
 
 
 class _ProtectedRegion(NamedTuple):
-    """A part of a compiled graph that is kept out of autocast.
+    """A part of a compiled graph that is kept out of autocast."""
 
-    Attributes:
-        protected: Parameters that are used inside.
-        behind: Parameters that are used after it.
-        dtype: Name of the dtype of the autocast region around the compiled code.
-        products: Ops of backward that make gradients inside, by identity of the parameter, where
-            they are certain.
-    """
-
-    protected: list[weakref.ref[torch.Tensor]]
-    behind: list[weakref.ref[torch.Tensor]]
-    dtype: str
+    protected: list[weakref.ref[torch.Tensor]]  # parameters that are used inside
+    behind: list[weakref.ref[torch.Tensor]]  # parameters that are used after it
+    dtype: str  # name of the dtype of the autocast region around the compiled code
+    # ops of backward that make gradients inside, by identity of the parameter, where they are
+    # certain
     products: dict[int, str]
 
 

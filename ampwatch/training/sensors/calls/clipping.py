@@ -19,7 +19,7 @@ from ampwatch.training.model.names import module_of, parameters_of
 from ampwatch.training.model.scaler import READY, scale_on_host, stage_of, stages
 from ampwatch.training.model.tensors import num_nonfinite
 from ampwatch.training.private import DECIDES_ON_DEVICE, version_of
-from ampwatch.training.transfer.readback import Readback, host_scalar, is_plain_scalar
+from ampwatch.training.transfer.readback import host_scalar, is_plain_scalar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,9 +105,6 @@ def witnesses(gradients: Sequence[Tensor]) -> dict[int, tuple[weakref.ref[Tensor
     return {id(g): (weakref.ref(g), version_of(g)) for g in some}
 
 
-SLOTS = 16
-"""Norms that may be on their way from the device at a time."""
-
 MAX_CALLS = 16
 """Calls whose gradients have not been stepped with yet."""
 
@@ -121,7 +118,7 @@ class ClippingSensor(Sensor):
 
     Args:
         context: Shared parts of the training.
-        link: Way of norms to the host.
+        link: Says whether norms are in host memory.
 
     Cost:
         2 us a call on a CPU; on a device also a copy of 4 bytes and an event.
@@ -140,7 +137,7 @@ class ClippingSensor(Sensor):
         self._iteration = context.iteration
         self._observe = context.observe
         self._link = link or Link()
-        self._readback = Readback(SLOTS, 1, self._link)
+        self._deferred = context.deferred
         self._calls: list[ClipCall] = []
 
     @property
@@ -151,7 +148,7 @@ class ClippingSensor(Sensor):
     def devices_known(self, event: on.DevicesKnown) -> None:
         """Pin memory."""
         if event.has_accelerator:
-            self._readback.prepare()
+            self._deferred.prepare()
 
     def removed(self) -> None:
         """Forget all calls."""
@@ -177,7 +174,7 @@ class ClippingSensor(Sensor):
             parameters = [parameters]
         if not isinstance(parameters, (list, tuple)):
             return  # an iterator can be gone through only once, and PyTorch still needs it
-        self._take_arrived()
+        self._deferred.poll()
         if not isinstance(norm, torch.Tensor) or not is_plain_scalar(norm):
             if self._is_suspicious():
                 self._remember(BY_NORM, limit, _all_of(parameters), 1)
@@ -228,17 +225,15 @@ class ClippingSensor(Sensor):
         return call
 
     def _send(self, call: ClipCall, norm: Tensor) -> None:
-        row = self._readback.open()
-        if row is not None:
-            call.norm = None
-            # The landing place is float32: a copy that has to convert is not a plain one.
-            self._readback.put(row, 0, norm if norm.dtype is torch.float32 else norm.float())
-            self._readback.seal(row, call)
-
-    def _take_arrived(self) -> None:
-        for values, call in self._readback.arrived():
-            call.norm = values[0]
+        def arrive(read: list[float]) -> None:
+            call.norm = read[0]
             self._report(call)
+
+        call.norm, dropped = None, self._deferred.dropped
+        # The landing place is float32: a copy that has to convert is not a plain one.
+        self._deferred.read(norm.float(), arrive)
+        if self._deferred.dropped > dropped:
+            call.norm = math.nan
 
     def _first_broken(self, parameters: Sequence[Tensor]) -> tuple[str, int]:
         """Return the parameter at which backward met the first non-finite gradient.

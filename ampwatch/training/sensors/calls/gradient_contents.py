@@ -21,21 +21,13 @@ _UNKNOWN: Kinds = frozenset({UNKNOWN})
 
 
 class _Content(NamedTuple):
-    """Knowledge of one gradient.
+    """Knowledge of one gradient."""
 
-    Attributes:
-        parameter: The parameter that it belongs to.
-        gradient: Identity of the gradient.
-        version: Version of the gradient when it was last checked.
-        slack: Amount that the version may have risen by without other content.
-        kinds: Kinds of losses in it.
-    """
-
-    parameter: weakref.ref[Tensor]
-    gradient: int
-    version: int
-    slack: int
-    kinds: Kinds
+    parameter: weakref.ref[Tensor]  # the parameter that it belongs to
+    gradient: int  # identity of the gradient
+    version: int  # version of the gradient when it was last checked
+    slack: int  # amount that the version may have risen by without other content
+    kinds: Kinds  # kinds of losses in it
 
 
 class GradientBefore(NamedTuple):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import weakref
 from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,16 +15,15 @@ from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.model.names import parameters_of
 from ampwatch.training.model.scaler import READY, STEPPED, UNSCALED, scale_on_host, stage_of, stages
-from ampwatch.training.private import graph_task, states_of_optimizers, version_of
+from ampwatch.training.private import (
+    accumulate_hooks,
+    graph_task,
+    states_of_optimizers,
+    tensor_hooks,
+)
 from ampwatch.training.sensors.calls.gradient_contents import GradContents, GradientBefore
 from ampwatch.training.sensors.calls.scale_doubts import Doubt, Doubts, ScaleLog
-from ampwatch.training.sensors.calls.scaled_roots import PLAIN, UNKNOWN, Branch, ScaledRoots
-from ampwatch.training.sensors.calls.untouched import (
-    Untouched,
-    has_hook,
-    may_be_changed,
-    may_divide,
-)
+from ampwatch.training.sensors.calls.scaled_roots import PLAIN, Branch, ScaledRoots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from ampwatch.guard import Guard
     from ampwatch.training.hooks import events as on
     from ampwatch.training.iteration.context import Context
 
@@ -51,29 +48,6 @@ MAX_SHAPES = 64
 """Combinations of unscaled losses that are told apart."""
 
 
-Added: TypeAlias = "dict[int, frozenset[int]] | frozenset[int]"
-"""What a backward adds: by identity of the parameter, or to all alike."""
-
-
-class _Backward:
-    """A backward that is running.
-
-    Args:
-        branches: The losses that it began at.
-        seen: Gradients from before it.
-
-    Attributes:
-        branches: The losses that it began at.
-        seen: Gradients from before it, by identity of the parameter.
-        added: What it adds to gradients, once that was asked for.
-    """
-
-    def __init__(self, branches: Sequence[Branch], seen: Sequence[GradientBefore]) -> None:
-        self.branches = branches
-        self.seen = {id(one.parameter): one for one in seen}
-        self.added: Added | None = None
-
-
 class GradientUseSensor(Sensor):
     """Follows the content of ``.grad`` from ``backward`` to the step.
 
@@ -82,9 +56,8 @@ class GradientUseSensor(Sensor):
     not scaled although others are, a step around the scaler, a backward after ``unscale_``, an
     update that leaves gradients of another optimizer waiting.
 
-    Where the program may have divided gradients itself, unseen, that they are what backward has left is
-    proved by their norms: in the steps of a scaler that has unscaled nothing, in steps after the scale
-    was asked for, and in those in the middle of backward.
+    Nothing is said of a step where the program may have divided gradients itself, which leaves no trace: of
+    one after the scale was asked for, in the middle of backward, or by a scaler of the program's own.
     """
 
     name = "gradient_use"
@@ -99,16 +72,8 @@ class GradientUseSensor(Sensor):
         self._observe = context.observe
         self._contents = GradContents()
         self._roots = ScaledRoots(self._scaler)
-        self._scales = ScaleLog()
+        self._scales = ScaleLog(context.deferred)
         self._doubts = Doubts(self._scales, context.observe)
-        self._bus = context.bus
-        self._deferred = context.deferred
-        # Of its own: gradients come in the middle of backward, begun by no event.
-        self.guard: Guard = context.bus.guard(self.name, sweep=self.failed)
-        self._untouched = Untouched(self.guard)
-        # Weak: it holds nodes of the graph, which has to go where backward raises.
-        self._running: weakref.ref[_Backward] | None = None
-        self._was_asked_within = False
         self._shapes: set[tuple[str, ...]] = set()
         self._sources: dict[int, str] = {}
         self._calls = 0
@@ -117,18 +82,11 @@ class GradientUseSensor(Sensor):
         self._waits = False
         self._may_be_unscaled = False
         self._direct: set[int] = set()
-        self._judged: set[int] = set()
         self._unscaling: set[int] = set()
-
-    def devices_known(self, event: on.DevicesKnown) -> None:
-        """Pin memory."""
-        if event.has_accelerator:
-            self._scales.prepare()
 
     def tensors_swapping(self, _event: on.TensorsSwapping) -> None:
         """Know nothing of the gradients meanwhile, and after."""
         self._contents.clear()
-        self._untouched.clear()
 
     def may_rest(self) -> bool:
         """Whether no gradient is followed, and nothing is out of the ordinary."""
@@ -139,14 +97,8 @@ class GradientUseSensor(Sensor):
         """Begin anew, as after an update."""
         self._begin_anew()
 
-    def failed(self) -> None:
-        """Listen to no gradient any more."""
-        self._running = None
-        self._untouched.clear()
-
     def removed(self) -> None:
         """Forget all gradients."""
-        self.failed()
         self._contents.clear()
         self._doubts.clear()
 
@@ -158,10 +110,8 @@ class GradientUseSensor(Sensor):
             return None
         follows = self._follows
         self._calls += 1
-        self._judged.clear()
         branches = self._roots.branches(call.tensors, call.gradients)
         self._roots.asked = False
-        self._running = None
         is_plain = False
         for branch in branches:
             self._since_update.add(branch.kind)
@@ -170,12 +120,8 @@ class GradientUseSensor(Sensor):
             self._follow_new_shape(branches)
             follows = follows or self._follows
         if follows or self._waits or (self._may_be_unscaled and UNSCALED in stages(self._scaler)):
-            parameters = self._trained.parameters()
-            seen = self._contents.before(parameters)
-            running = _Backward(branches, seen)
-            self._running = weakref.ref(running)
-            self._untouched.begin(parameters)
-            return partial(self._backward_ended, running, seen)
+            seen = self._contents.before(self._trained.parameters())
+            return partial(self._backward_ended, branches, seen)
         if self._contents.known:
             self._contents.clear()
         return None
@@ -197,24 +143,13 @@ class GradientUseSensor(Sensor):
         calls, step = self._follow_until
         return self._calls < calls and self._iteration.step < step
 
-    def _backward_ended(self, running: _Backward, seen: Sequence[GradientBefore]) -> None:
-        self._running = None
-        branches = running.branches
-        self._contents.after(seen, self._added_by(running))
-        self._untouched.end()
-        self._was_asked_within |= self._roots.asked
-        if not self._was_asked_within:
-            self._untouched.left(one.parameter for one in seen)
+    def _backward_ended(self, branches: Sequence[Branch], seen: Sequence[GradientBefore]) -> None:
+        self._contents.after(seen, self._roots.reach(branches))
         kinds = {branch.kind for branch in branches}
         # Nearly all losses are scaled, and finding the user's line walks the stack: the line of a
         # scaled loss matters only after ``unscale_``.
         if PLAIN in kinds or UNSCALED in stages(self._scaler):
             self._sources.update(dict.fromkeys(kinds, user_source()))
-
-    def _added_by(self, running: _Backward) -> Added:
-        if running.added is None:
-            running.added = self._roots.reach(running.branches)
-        return running.added
 
     # The scaler.
 
@@ -233,7 +168,6 @@ class GradientUseSensor(Sensor):
     def scale_read(self, _event: on.ScaleRead) -> None:
         """Take note that something may be scaled by hand."""
         self._roots.asked = True
-        self._was_asked_within |= self._bus.is_optimizer_stepping
 
     def unscaling(self, event: on.Unscaling) -> None:
         """Judge the gradients that the user is about to have unscaled."""
@@ -305,7 +239,6 @@ class GradientUseSensor(Sensor):
     def _begin_anew(self) -> None:
         self._roots.updated()
         self._may_be_unscaled = False
-        self._was_asked_within = False
         self._direct.clear()
         self._since_update.clear()
         self._sources.clear()
@@ -377,22 +310,13 @@ class GradientUseSensor(Sensor):
         self._doubts.add(Doubt(numbers, newest, observed))
 
     def optimizer_stepped(self, event: on.OptimizerStepped) -> None:
-        """Judge the gradients of a step that the scaler did not call, or that it has not unscaled for."""
-        optimizer, by_scaler, is_outermost = event
-        if (by_scaler and self._is_unscaled(optimizer)) or is_traced():
-            return
+        """Judge the gradients of a step that the scaler did not call."""
+        optimizer = event.optimizer
         index = self._registry.index_of(optimizer)
-        is_nested = by_scaler and not is_outermost
-        # Nothing is known of gradients within most steps of most trainings.
-        if index is None or (is_nested and not self._contents.known):
+        if event.by_scaler or index is None or is_traced():
             return
-        running = None if self._running is None else self._running()
-        if running is not None and graph_task() != -1:
+        if graph_task() != -1:
             self._direct.add(id(optimizer))
-            self._judge_within(running, optimizer, index)
-            return
-        if by_scaler:
-            self._judge_scaler(optimizer, index, is_nested=is_nested)
             return
         roots = self._roots
         self._trained.meet(optimizer)
@@ -402,15 +326,11 @@ class GradientUseSensor(Sensor):
             if roots.num_scaled and stage_of(self._scaler, optimizer) == READY:
                 self._follow()
             return
-        parameters = [p for p in parameters_of(optimizer) if id(p) not in self._judged]
-        known = self._contents.of(parameters)
+        known = self._contents.of(parameters_of(optimizer))
         # A hook of the program may have divided.
-        found = [p for p, kinds in known if _is_scaled(kinds) and not may_be_changed(p)]
-        self._judged.update(id(p) for p in parameters)
+        found = [p for p, kinds in known if _is_scaled(kinds) and not _has_hook(p)]
         # A user who has asked for the scale after backward may have divided by it.
-        if found and roots.asked:
-            self._prove(optimizer, index, found)
-        elif found:
+        if found and not roots.asked:
             self._follow()
             self._observe(
                 ScaledStep(
@@ -422,81 +342,6 @@ class GradientUseSensor(Sensor):
                 )
             )
         self._contents.forget(parameters_of(optimizer))
-
-    def _is_unscaled(self, optimizer: Optimizer) -> bool:
-        """Whether the scaler has looked for infinities in the gradients of an optimizer, as it does to unscale."""
-        state = states_of_optimizers(self._scaler).get(id(optimizer))
-        return state is not None and bool(state["found_inf_per_device"])
-
-    def _judge_scaler(self, optimizer: Optimizer, index: int, *, is_nested: bool) -> None:
-        """Judge the gradients of a step within that of the scaler, which has not unscaled them.
-
-        A class of the user's has stepped in place of the scaler's own step, or a hook of the optimizer that the
-        scaler steps has stepped another one. An optimizer within one that the scaler was given has the same
-        gradients: unscaling has changed them, so that they are not known to be scaled any more.
-        """
-        found = [p for p, kinds in self._contents.of(parameters_of(optimizer)) if _is_scaled(kinds)]
-        if found and stage_of(self._scaler, optimizer) == READY:
-            self._prove(optimizer, index, found, by_scaler=not is_nested)
-
-    def _judge_within(self, running: _Backward, optimizer: Optimizer, index: int) -> None:
-        """Judge the gradients that a step in the middle of backward, in a hook, has used."""
-        if stage_of(self._scaler, optimizer) != READY:
-            return
-        added = self._added_by(running)
-        found = []
-        for parameter in parameters_of(optimizer):
-            before, gradient = running.seen.get(id(parameter)), parameter.grad
-            # What was there before would be in the norm.
-            if before is None or gradient is None or before.kinds:
-                continue
-            if id(gradient) == before.gradient and version_of(gradient) == before.version:
-                continue
-            kinds = added.get(id(parameter), frozenset()) if isinstance(added, dict) else added
-            if _is_scaled(kinds) and UNKNOWN not in kinds:
-                found.append(parameter)
-        if found:
-            self._prove(optimizer, index, found, in_backward=True)
-
-    def _prove(
-        self,
-        optimizer: Optimizer,
-        index: int,
-        found: Sequence[Tensor],
-        *,
-        by_scaler: bool = False,
-        in_backward: bool = False,
-    ) -> None:
-        """Report a step on scaled gradients if nobody has changed them, or have the next ones compared."""
-        # Where it was asked for within backward, or within the step, it may have been divided by there.
-        is_asked = self._was_asked_within or (in_backward and self._roots.asked)
-        if is_asked or may_divide(optimizer, by_scaler=by_scaler):
-            return
-        found = [p for p in found if not has_hook(p)]
-        is_same = self._untouched.compare(found)
-        if is_same is None:
-            if self._untouched.suspect(found, in_backward=in_backward):
-                self._follow()
-            return
-        observed = ScaledStep(
-            self._iteration.step,
-            index,
-            scale_on_host(self._scaler),
-            len(found),
-            user_source(),
-            by_scaler=by_scaler,
-            in_backward=in_backward,
-        )
-
-        def judge(read: list[float]) -> None:
-            is_same, is_other = read
-            if is_same:
-                self._follow()
-                self._observe(observed)
-            elif is_other:
-                self._untouched.were_changed()
-
-        self._deferred.read(is_same, judge)
 
     def zeroed(self, event: on.Zeroed) -> None:
         """Take note that gradients were set to zero or to ``None``."""
@@ -519,3 +364,8 @@ class GradientUseSensor(Sensor):
 
 def _is_scaled(kinds: frozenset[int]) -> bool:
     return any(kind >= 0 for kind in kinds)
+
+
+def _has_hook(parameter: Tensor) -> bool:
+    """Whether a hook of the program may change the gradient before backward ends."""
+    return bool(tensor_hooks(parameter) or accumulate_hooks(parameter))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.training.private import scale_tensor
-from ampwatch.training.transfer.readback import Readback, is_plain_scalar
+from ampwatch.training.transfer.readback import is_plain_scalar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,11 +15,8 @@ if TYPE_CHECKING:
     import torch
 
     from ampwatch.diagnosis.evidence.calls import MixedScales
-    from ampwatch.training.devices import Link
+    from ampwatch.training.transfer.deferred import Deferred
 
-
-SLOTS = 16
-"""Scales that may be on their way from the device at a time."""
 
 KEPT = 256
 """Scales that are remembered; the oldest goes first."""
@@ -28,16 +26,16 @@ class ScaleLog:
     """Remembers scales. A scale on a device arrives later, without a sync.
 
     Args:
-        link: Way of scales to the host.
+        deferred: Reads scales.
+
+    Attributes:
+        take_arrived: Takes in the scales that have reached the host. Never waits.
     """
 
-    def __init__(self, link: Link | None = None) -> None:
-        self._readback = Readback(SLOTS, 1, link)
+    def __init__(self, deferred: Deferred) -> None:
+        self._deferred = deferred
+        self.take_arrived = deferred.poll
         self._scales: dict[int, float | None] = {}
-
-    def prepare(self) -> None:
-        """Allocate the pinned memory: pinning is slow and may stop the device."""
-        self._readback.prepare()
 
     def note(self, number: int, scaler: torch.amp.GradScaler) -> None:
         """Take the scale as it is now, in stream order, if it was not taken yet.
@@ -52,20 +50,14 @@ class ScaleLog:
         self._scales[number] = math.nan
         if not is_plain_scalar(scale):
             return
-        row = self._readback.open()
-        if row is None:
-            return
-        self._scales[number] = None
-        self._readback.put(row, 0, scale)
-        self._readback.seal(row, number)
-        # Nothing came from a device, so nothing has to be waited for.
-        if not row.marked:
-            self.take_arrived()
+        self._scales[number], dropped = None, self._deferred.dropped
+        self._deferred.read(scale, partial(self._arrive, number))
+        if self._deferred.dropped > dropped:
+            self._scales[number] = math.nan
 
-    def take_arrived(self) -> None:
-        """Take in the scales that have reached the host. Never waits."""
-        for values, number in self._readback.arrived():
-            self._scales[number] = values[0]
+    def _arrive(self, number: int, read: list[float]) -> None:
+        if number in self._scales:
+            self._scales[number] = read[0]
 
     def of(self, number: int) -> float | None:
         """Return a scale: NaN if it was never taken, ``None`` while it is on its way."""

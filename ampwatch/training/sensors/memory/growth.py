@@ -46,21 +46,14 @@ LEAF = "torch::autograd::AccumulateGrad"
 
 
 class _Marked(NamedTuple):
-    """An iteration that is followed.
+    """An iteration that is followed."""
 
-    Attributes:
-        step: Its index.
-        loss: The loss, if it still lives.
-        graph: The mark beside its node.
-        part: The mark beside a node that it was computed of; ``None`` without one.
-        source: ``file:line`` that has called backward.
-    """
-
-    step: int
-    loss: weakref.ref[torch.Tensor]
-    graph: weakref.ref[set[Any]]
+    step: int  # its index
+    loss: weakref.ref[torch.Tensor]  # the loss, if it still lives
+    graph: weakref.ref[set[Any]]  # the mark beside its node
+    # the mark beside a node that it was computed of; ``None`` without one
     part: weakref.ref[set[Any]] | None
-    source: str
+    source: str  # ``file:line`` that has called backward
 
     @property
     def holding(self) -> Holding | None:

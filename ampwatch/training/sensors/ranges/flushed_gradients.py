@@ -31,17 +31,11 @@ FLUSH_AT = FORMATS["float16"].flush_at
 
 
 class _Sample(NamedTuple):
-    """Some elements of the gradients of an optimizer.
+    """Some elements of the gradients of an optimizer."""
 
-    Attributes:
-        names: Names of the parameters.
-        sizes: Number of elements of each.
-        values: The elements, joined, in float32.
-    """
-
-    names: list[str]
-    sizes: list[int]
-    values: Tensor
+    names: list[str]  # names of the parameters
+    sizes: list[int]  # number of elements of each
+    values: Tensor  # the elements, joined, in float32
 
 
 class FlushedGradientSensor(Sensor):

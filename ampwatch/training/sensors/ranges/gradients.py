@@ -30,21 +30,15 @@ UNSCALED = How(with_norms=True)
 
 
 class _Handled(Struct):
-    """Optimizers that were handled in the open iteration, by identity.
+    """Optimizers that were handled in the open iteration, by identity."""
 
-    Attributes:
-        step: Index of the iteration.
-        skipped: Optimizers whose gradients are known not to be finite.
-        measured: Devices on which gradients were measured; ``None`` stands for all.
-        backwards: Backward passes so far.
-        usual: Backward passes of the iteration before.
-    """
-
-    step: int = -1
+    step: int = -1  # index of the iteration
+    # optimizers whose gradients are known not to be finite
     skipped: set[int] = field(default_factory=set)
+    # devices on which gradients were measured; ``None`` stands for all
     measured: dict[int, set[torch.device | None]] = field(default_factory=dict)
-    backwards: int = 0
-    usual: int = 0
+    backwards: int = 0  # backward passes so far
+    usual: int = 0  # backward passes of the iteration before
 
 
 class _Gradients(Sensor):

@@ -55,15 +55,10 @@ MAX_MODULES = 128
 
 
 class _Origin(NamedTuple):
-    """The product that logits come from.
+    """The product that logits come from."""
 
-    Attributes:
-        dtype: Its dtype.
-        reach: The longest row of the one factor times the longest column of the other, still on its device.
-    """
-
-    dtype: torch.dtype
-    reach: Tensor
+    dtype: torch.dtype  # its dtype
+    reach: Tensor  # the longest row of the one factor times the longest column of the other, still on its device
 
 
 class _Product(NamedTuple):

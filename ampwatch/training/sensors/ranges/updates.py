@@ -8,22 +8,19 @@ from weakref import WeakKeyDictionary
 import torch
 from msgspec import Struct, field
 
-from ampwatch.diagnosis.evidence.rounding import MIN_RATIO, UPDATE_SPAN, LostSquares
+from ampwatch.diagnosis.evidence.rounding import UPDATE_SPAN
 from ampwatch.numerics.formats import FORMATS, HALF
 from ampwatch.training.devices import HOST
 from ampwatch.training.hooks.sensor import Sensor
-from ampwatch.training.kernels.admission import admit, is_plain
-from ampwatch.training.kernels.dtypes import FLOATS, name_of
+from ampwatch.training.kernels.admission import admit
+from ampwatch.training.kernels.dtypes import name_of
 from ampwatch.training.memory import bytes_held
 from ampwatch.training.model.names import module_of, parameters_of
 from ampwatch.training.model.tensors import parts_of
-from ampwatch.training.ops.operands import thinned
 from ampwatch.training.transfer.measuring import How, Item
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
     from torch import Tensor
     from torch.optim import Optimizer
 
@@ -48,38 +45,24 @@ LONG_SPAN = 512
 stochastically, or keep float32 weights of their own: then a weight in bfloat16 moves seldom, but
 it moves."""
 
-MAX_SQUARES = 64
-"""Parameters whose state is compared, once a step has moved a weight by ``MIN_RATIO`` times the learning rate."""
-
 TINY = 2.0**-100
 """Smallest magnitude that a weight counts with, so that a change of a zero has a ratio. Dividing by
 it gives a finite float32 number for updates below 2^27."""
 
 
 class _Group(NamedTuple):
-    """Some elements of the parameters of one device and dtype, in a row.
+    """Some elements of the parameters of one device and dtype, in a row."""
 
-    Attributes:
-        names: Names of the parameters.
-        sizes: Number of elements of each.
-        values: The elements, joined; float64 if they are, else float32.
-    """
-
-    names: list[str]
-    sizes: list[int]
-    values: Tensor
+    names: list[str]  # names of the parameters
+    sizes: list[int]  # number of elements of each
+    values: Tensor  # the elements, joined; float64 if they are, else float32
 
 
 class _Snapshot(Struct):
-    """Some elements of the parameters of one optimizer.
+    """Some elements of the parameters of one optimizer."""
 
-    Attributes:
-        groups: The elements, by device and dtype.
-        step: Iteration in which they were taken.
-    """
-
-    groups: list[_Group]
-    step: int
+    groups: list[_Group]  # the elements, by device and dtype
+    step: int  # iteration in which they were taken
 
     def is_of_the_same_as(self, other: _Snapshot) -> bool:
         """Whether both hold the same elements of the same parameters."""
@@ -88,39 +71,13 @@ class _Snapshot(Struct):
 
 
 class _SnapshotHistory(Struct):
-    """The snapshots of one optimizer.
+    """The snapshots of one optimizer."""
 
-    Attributes:
-        together: Elements of all parameters that the memory has room for.
-        before: Snapshot from before the step that is running.
-        is_suspected: Whether a step has moved a weight by ``MIN_RATIO`` times the learning rate.
-        parts: Number of parts that those in ``kept`` are of.
-        kept: Snapshots that wait for later ones, by part.
-    """
-
-    together: int
-    before: _Snapshot | None = None
-    is_suspected: bool = False
-    parts: int = 1
+    together: int  # elements of all parameters that the memory has room for
+    before: _Snapshot | None = None  # snapshot from before the step that is running
+    parts: int = 1  # number of parts that those in ``kept`` are of
+    # snapshots that wait for later ones, by part
     kept: dict[int, _Snapshot] = field(default_factory=dict)
-
-
-class _Squares(NamedTuple):
-    """A state of an optimizer that may hold squares of gradients.
-
-    Attributes:
-        name: Name of the parameter.
-        values: The state.
-        numerators: What may be divided by its root: the gradient of the parameter, and the other states.
-        moved: How far the step has moved it, at most, in units of the learning rate; on its device.
-        eps: What the optimizer adds to what it divides by.
-    """
-
-    name: str
-    values: Tensor
-    numerators: list[Tensor]
-    moved: Tensor
-    eps: float
 
 
 class UpdateSensor(Sensor):
@@ -137,11 +94,8 @@ class UpdateSensor(Sensor):
 
     def __init__(self, context: Context) -> None:
         self._lost_eps = context.lost_eps
-        self._observe = context.observe
-        self._deferred = context.deferred
         self._registry = context.registry
         self._names = context.names
-        self._iteration = context.iteration
         self._governor = context.governor
         self._measuring = context.measuring
         self._memory = context.memory
@@ -174,7 +128,6 @@ class UpdateSensor(Sensor):
             self._compare_with_kept(history, history.before, _span_of(optimizer))
 
     def _compare_with_kept(self, history: _SnapshotHistory, now: _Snapshot, span: int) -> None:
-        """Compare with the kept snapshot, if that is old enough."""
         part, parts = self._governor.part
         if history.parts != parts:
             history.parts = parts
@@ -201,7 +154,6 @@ class UpdateSensor(Sensor):
         after = self._snapshot(optimizer, index, history.together)
         if after is not None and after.is_of_the_same_as(before):
             self._compare(before, after)
-            self._check_squares(history, optimizer, before, after)
 
     def held_bytes(self) -> HeldBytes:
         """Return the bytes of the snapshots."""
@@ -255,70 +207,6 @@ class UpdateSensor(Sensor):
         span = max(1, after.step - before.step)
         self._measuring.measure(Topic.UPDATE, items, How(span=span))
 
-    @torch.no_grad()
-    def _check_squares(
-        self, history: _SnapshotHistory, optimizer: Optimizer, before: _Snapshot, after: _Snapshot
-    ) -> None:
-        """Look for squares of gradients that are zero where an optimizer divides by them.
-
-        Cost:
-            One pass over the snapshots, and one transfer. Where a step has moved a weight by ``MIN_RATIO`` times the
-            learning rate, some 0.5 ms for each of ``MAX_SQUARES`` parameters; on a device in the next such sample.
-        """
-        index = self._registry.index_of(optimizer)
-        rates = [r for r in (g.get("lr") for g in optimizer.param_groups) if isinstance(r, float)]
-        has_eps = any(isinstance(g.get("eps"), float) for g in optimizer.param_groups)
-        if index is None or not has_eps or not rates or not max(rates) > 0.0:
-            return
-        largest = MIN_RATIO * max(rates)
-
-        was_suspected, history.is_suspected = history.is_suspected, False
-
-        def suspect(read: list[float]) -> None:
-            history.is_suspected |= max(read) >= largest
-
-        moved = _moves(before, after)
-        for parts in _by_device(moved.values()):
-            self._deferred.read(torch.stack(parts).amax(), suspect)
-        if was_suspected or history.is_suspected:
-            self._check_state(optimizer, index, moved)
-
-    def _check_state(self, optimizer: Optimizer, index: int, moved: dict[str, Tensor]) -> None:
-        groups = [group for group in optimizer.param_groups for _ in group["params"]]
-        named = zip(self._names.of_optimizer(optimizer, index), groups, strict=True)
-        trained = [(name, p, group) for (name, p), group in named if name in moved]
-        for name, parameter, group in trained[:MAX_SQUARES]:
-            eps, rate = group.get("eps"), group.get("lr")
-            if not isinstance(eps, float) or not isinstance(rate, float) or not eps * rate > 0.0:
-                continue
-            gradient = parameter.grad
-            if gradient is None or not _lies_alike(gradient, gradient, moved[name]):
-                continue
-            state = [
-                value
-                for value in _tensors_of(optimizer.state.get(parameter))
-                if _lies_alike(value, gradient, moved[name])
-            ]
-            for values in state:
-                numerators = [gradient, *(other for other in state if other is not values)]
-                self._compare_squares(_Squares(name, values, numerators, moved[name] / rate, eps))
-
-    def _compare_squares(self, compared: _Squares) -> None:
-        step, name, eps = self._iteration.step, compared.name, compared.eps
-        squares = thinned(compared.values.detach(), MAX_ELEMENTS)
-        numerators = [thinned(n.detach(), MAX_ELEMENTS).abs().float() for n in compared.numerators]
-        is_divided = torch.stack(numerators).amax(0) >= MIN_RATIO * eps
-        # What has signs is no square: a first moment, what is left of a rounding.
-        columns = (is_divided & (squares == 0)).sum(), is_divided.sum(), (squares < 0).sum()
-        dtype = name_of(squares.dtype)
-
-        def judge(read: list[float]) -> None:
-            lost, divided, negative, ratio = read
-            if lost and not negative:
-                self._observe(LostSquares(step, name, dtype, eps, lost / divided, ratio))
-
-        self._deferred.read(torch.stack([c.float() for c in (*columns, compared.moved)]), judge)
-
     def _check_eps(self, optimizer: Optimizer, index: int) -> None:
         named = iter(self._names.of_optimizer(optimizer, index))
         for group in optimizer.param_groups:
@@ -332,34 +220,6 @@ class UpdateSensor(Sensor):
                     and 0.0 < eps <= FORMATS[dtype].flush_at
                 ):
                     self._lost_eps[name] = eps
-
-
-def _moves(before: _Snapshot, after: _Snapshot) -> dict[str, Tensor]:
-    """Return how far each parameter has moved between two snapshots of the same, at most."""
-    moved: dict[str, Tensor] = {}
-    for old, new in zip(before.groups, after.groups, strict=True):
-        parts = torch.split((new.values - old.values).abs_(), old.sizes)
-        moved |= {name: part.amax() for name, part in zip(old.names, parts, strict=True)}
-    return moved
-
-
-def _by_device(tensors: Iterable[Tensor]) -> Collection[list[Tensor]]:
-    by_device: dict[torch.device, list[Tensor]] = {}
-    for tensor in tensors:
-        by_device.setdefault(tensor.device, []).append(tensor)
-    return by_device.values()
-
-
-def _lies_alike(state: Tensor, gradient: Tensor, moved: Tensor) -> bool:
-    """Whether a state can be compared with a gradient, element by element and without a transfer."""
-    is_alike = is_plain(state) and state.shape == gradient.shape and state.dtype in FLOATS
-    return is_alike and state.device == gradient.device == moved.device
-
-
-def _tensors_of(state: object) -> list[Tensor]:
-    """Return the tensors that an optimizer keeps of a parameter."""
-    values = state.values() if isinstance(state, dict) else ()
-    return [value for value in values if type(value) is torch.Tensor]
 
 
 def sample_of(parameter: Tensor, most: int = MAX_ELEMENTS) -> Tensor | None:

@@ -71,21 +71,14 @@ OP = "lerp_"
 
 
 class _Term(NamedTuple):
-    """A computed tensor: another one times a factor, or its difference to a third one times that.
+    """A computed tensor: another one times a factor, or its difference to a third one times that."""
 
-    Attributes:
-        base: Address of the other one.
-        factor: The factor.
-        minus: Address of the third one; 0 if there is none.
-        is_average: Whether it is a whole new value of an average of weights, with that share of the other one.
-        memory: Where it lies.
-    """
-
-    base: int
-    factor: float
-    minus: int = 0
+    base: int  # address of the other one
+    factor: float  # the factor
+    minus: int = 0  # address of the third one; 0 if there is none
+    # whether it is a whole new value of an average of weights, with that share of the other one
     is_average: bool = False
-    memory: Memory | None = None
+    memory: Memory | None = None  # where it lies
 
     @property
     def is_decayed(self) -> bool:

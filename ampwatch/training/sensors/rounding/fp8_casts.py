@@ -55,32 +55,21 @@ EXCUSED = 2.0
 
 
 class _Division(NamedTuple):
-    """A division that may have made a scale.
+    """A division that may have made a scale."""
 
-    Attributes:
-        site: Place of the division.
-        is_broken: Device scalar: whether it made something infinite of finite numbers.
-        is_excused: Device scalar: whether what it divides by is not finite. Then the tensor that is cast
-            next was not finite before it was scaled.
-    """
-
-    site: OpSite
-    is_broken: torch.Tensor
+    site: OpSite  # place of the division
+    is_broken: torch.Tensor  # device scalar: whether it made something infinite of finite numbers
+    # device scalar: whether what it divides by is not finite. Then the tensor that is cast next was
+    # not finite before it was scaled.
     is_excused: torch.Tensor
 
 
 class _Clamped(NamedTuple):
-    """What a clamp to the limits of a format has clipped.
+    """What a clamp to the limits of a format has clipped."""
 
-    Attributes:
-        result: What it has returned.
-        beyond: Device scalar: how many elements were beyond the format.
-        largest: Device scalar: the largest finite magnitude before it.
-    """
-
-    result: weakref.ref[torch.Tensor]
-    beyond: torch.Tensor
-    largest: torch.Tensor
+    result: weakref.ref[torch.Tensor]  # what it has returned
+    beyond: torch.Tensor  # device scalar: how many elements were beyond the format
+    largest: torch.Tensor  # device scalar: the largest finite magnitude before it
 
 
 class Fp8Casts(RoundingSensor):

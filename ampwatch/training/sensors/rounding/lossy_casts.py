@@ -85,37 +85,22 @@ ROUNDED_SHARE = 0.25
 
 
 class _Held(NamedTuple):
-    """A cast outside of modules whose result was not used yet.
+    """A cast outside of modules whose result was not used yet."""
 
-    Attributes:
-        result: Storage of the result of the cast.
-        address: Address of that.
-        cast: Evidence of the cast.
-    """
-
-    result: WeakStorage
-    address: int
-    cast: LossyCast
+    result: WeakStorage  # storage of the result of the cast
+    address: int  # address of that
+    cast: LossyCast  # evidence of the cast
 
 
 class _Angle(NamedTuple):
-    """What was made of a cast of one number for each sample, as its time is.
+    """What was made of a cast of one number for each sample, as its time is."""
 
-    Attributes:
-        result: Storage of it, or of what was computed of it.
-        address: Address of that.
-        num_ops: Ops from the cast to it.
-        cast: Evidence of the cast, but for the largest number.
-        read: The largest change of a number over the largest number, and that.
-        signature: What casts like it have in common.
-    """
-
-    result: WeakStorage
-    address: int
-    num_ops: int
-    cast: LossyCast
-    read: torch.Tensor
-    signature: Hashable
+    result: WeakStorage  # storage of it, or of what was computed of it
+    address: int  # address of that
+    num_ops: int  # ops from the cast to it
+    cast: LossyCast  # evidence of the cast, but for the largest number
+    read: torch.Tensor  # the largest change of a number over the largest number, and that
+    signature: Hashable  # what casts like it have in common
 
 
 class LossyCasts(RoundingSensor):
@@ -197,8 +182,7 @@ class LossyCasts(RoundingSensor):
             return
         is_integer = source.dtype in INTEGERS
         if source.numel() >= MIN_VALUES:
-            is_back = source.dtype in HALF and out.dtype in INTEGERS
-            (self._check_back if is_back else self._compare)(call, place, source, out)
+            self._compare(call, place, source, out)
         # One number is a count as a rule, whose rounding does no harm.
         elif is_integer and source.numel() > 1 and out.dtype in HALF:
             self._gather(call, place, source, out)
@@ -385,42 +369,6 @@ class LossyCasts(RoundingSensor):
             self._report(cast, result, place)
 
         self._deferred.read(source.float(), judge)
-
-    def _check_back(
-        self, call: OpCall, place: OpPlace, source: torch.Tensor, out: torch.Tensor
-    ) -> None:
-        """Check integers that come out of half precision, wherever they went into it."""
-        limit = LARGEST_INTEGER[source.dtype]
-        signature = place.module, source.dtype, out.dtype, source.shape
-        if self._vain.are_enough(signature, self._step):
-            return
-        magnitude = head(source.detach(), MAX_COMPARED).abs()
-        site = self._place(call, place)
-        dtype = name_of(source.dtype)
-        count = len(magnitude)
-        result = WeakStorage(out.untyped_storage()), _address(out)
-
-        def judge(read: list[float]) -> None:
-            largest, beyond = read
-            # What is not finite is no integer in any format.
-            if beyond < max(MIN_LOST, LOST_SHARE * count) or not math.isfinite(largest):
-                self._vain.add(signature)
-                return
-            cast = LossyCast(
-                site,
-                dtype,
-                count,
-                count,
-                count,
-                int(beyond),
-                largest,
-                is_ordered=False,
-                is_back=True,
-            )
-            self._report(cast, result, place)
-
-        columns = magnitude.max(), (magnitude > limit).sum()
-        self._read(judge, *columns)
 
     def _judge(
         self,

@@ -45,17 +45,11 @@ MAX_FEW_ERROR = 0.02
 
 
 class _Terms(NamedTuple):
-    """What an op adds up.
+    """What an op adds up."""
 
-    Attributes:
-        before: What was there before; ``None`` where the op has overwritten it.
-        rows: To which row each row of the terms is added.
-        terms: The terms.
-    """
-
-    before: Tensor | None
-    rows: Tensor
-    terms: Tensor
+    before: Tensor | None  # what was there before; ``None`` where the op has overwritten it
+    rows: Tensor  # to which row each row of the terms is added
+    terms: Tensor  # the terms
 
 
 class ScatteredSums(RoundingSensor):

@@ -256,7 +256,6 @@ class RoundingSensor(OpSensor):
         self._deferred.read(torch.stack([number.to(torch.float32) for number in numbers]), judge)
 
     def _place(self, call: OpCall, place: OpPlace) -> OpSite:
-        """Return the place of an op that casts."""
         name, phase = call.info.name, place.phase.label
         return OpSite(self._step, place_name(place), name, phase, user_source())
 

@@ -48,21 +48,13 @@ MAX_CHECKED = 32
 
 
 class _Addition(NamedTuple):
-    """What an addition has done to a weight.
+    """What an addition has done to a weight."""
 
-    Attributes:
-        now: Some elements of it after the addition.
-        stuck: Where the addition has left them as they were.
-        nonzero: Where what was added is not zero.
-        site: The addition.
-        is_by_optimizer: Whether an optimizer has called it.
-    """
-
-    now: Tensor
-    stuck: Tensor
-    nonzero: Tensor
-    site: OpSite
-    is_by_optimizer: bool
+    now: Tensor  # some elements of it after the addition
+    stuck: Tensor  # where the addition has left them as they were
+    nonzero: Tensor  # where what was added is not zero
+    site: OpSite  # the addition
+    is_by_optimizer: bool  # whether an optimizer has called it
 
 
 class WeightAdditions(RoundingSensor):

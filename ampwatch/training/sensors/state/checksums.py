@@ -75,15 +75,10 @@ class _Span(Struct, frozen=True):
 
 
 class _Plan(Struct, frozen=True):
-    """The division of the weights into parts and groups.
+    """The division of the weights into parts and groups."""
 
-    Attributes:
-        layout: Digest of names, shapes and dtypes: ranks with another one are not compared.
-        parts: For each part its groups, and for each group its elements.
-    """
-
-    layout: int
-    parts: list[list[list[_Span]]]
+    layout: int  # digest of names, shapes and dtypes: ranks with another one are not compared
+    parts: list[list[list[_Span]]]  # for each part its groups, and for each group its elements
 
 
 class ChecksumSensor(Sensor):

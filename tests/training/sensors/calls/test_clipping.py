@@ -15,6 +15,7 @@ from ampwatch.diagnosis.evidence.calls import NonfiniteClip, ScaledClip
 from ampwatch.training.model.tensors import num_nonfinite
 from ampwatch.training.sensors.calls import clipping
 from ampwatch.training.sensors.calls.clipping import ClippingSensor
+from ampwatch.training.transfer.deferred import Deferred
 from tests.training.bench import Bench
 from tests.training.sensors.late import FakeDevice
 
@@ -30,7 +31,7 @@ class Case:
     def __init__(self, *, scaler: Any = None, link: Any = None) -> None:
         self.model = nn.Linear(4, 2)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
-        self.bench = Bench((self.model,), scaler)
+        self.bench = Bench((self.model,), scaler, parts={"deferred": Deferred(link)})
         self.seen: list[Any] = self.bench.seen
         self.sensor = ClippingSensor(self.bench.context, link)
 

@@ -7,6 +7,7 @@ import math
 import torch
 
 from ampwatch.training.sensors.calls.scale_doubts import KEPT, ScaleLog
+from ampwatch.training.transfer.deferred import Deferred
 from tests.training.sensors.late import FakeDevice
 
 
@@ -18,7 +19,7 @@ def scaler(scale: float) -> torch.amp.GradScaler:
 
 def test_a_scale_in_host_memory_is_known_at_once() -> None:
     """The scale is known as it was, not as it has become."""
-    log = ScaleLog()
+    log = ScaleLog(Deferred())
     made = scaler(64.0)
     log.note(0, made)
     made.update(8.0)
@@ -32,7 +33,7 @@ def test_a_scale_in_host_memory_is_known_at_once() -> None:
 def test_a_scale_on_a_device_is_on_its_way_until_it_has_arrived() -> None:
     """The scale is not waited for."""
     device = FakeDevice()
-    log = ScaleLog(device)
+    log = ScaleLog(Deferred(device))
     made = scaler(64.0)
     log.note(0, made)
     log.take_arrived()
@@ -45,7 +46,7 @@ def test_a_scale_on_a_device_is_on_its_way_until_it_has_arrived() -> None:
 
 def test_old_scales_are_forgotten() -> None:
     """A run has millions."""
-    log = ScaleLog()
+    log = ScaleLog(Deferred())
     made = scaler(64.0)
     for number in range(KEPT + 10):
         log.note(number, made)

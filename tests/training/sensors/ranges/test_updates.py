@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-import ampwatch
 from ampwatch.diagnosis.evidence.iteration import Attention
 from ampwatch.diagnosis.evidence.rounding import UPDATE_SPAN
 from ampwatch.training.hooks.events import IterationPlanned
@@ -238,99 +237,3 @@ def test_an_eps_that_is_zero_in_the_parameters_dtype_is_noted() -> None:
         parts.remove()
 
         assert parts.context.lost_eps == lost
-
-
-class LeanAdam(torch.optim.Optimizer):
-    """Adam by hand, whose squares of gradients are kept in a dtype of their own."""
-
-    def __init__(self, parameters: Any, dtype: torch.dtype, eps: float) -> None:
-        super().__init__(parameters, {"lr": 1e-4, "eps": eps})
-        self.dtype = dtype
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        assert closure is None
-        for group in self.param_groups:
-            for p in group["params"]:
-                state = self.state[p]
-                if not state:
-                    state["mean"] = torch.zeros_like(p)
-                    state["squares"] = torch.zeros_like(p, dtype=self.dtype)
-                state["mean"].lerp_(p.grad, 0.1)
-                gradient = p.grad.to(self.dtype)
-                state["squares"].mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-                p.addcdiv_(
-                    state["mean"],
-                    state["squares"].float().sqrt() + group["eps"],
-                    value=-group["lr"],
-                )
-
-
-class Compensated(LeanAdam):
-    """One that keeps what rounding has left over, which is nothing as a rule."""
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        super().step(closure)
-        for p in self.param_groups[0]["params"]:
-            self.state[p]["rest"] = torch.zeros_like(p, dtype=torch.float16)
-
-
-@pytest.mark.parametrize(
-    ("made", "dtype", "eps", "is_told"),
-    [
-        (LeanAdam, torch.float16, 1e-8, True),
-        (LeanAdam, torch.float16, 1e-4, False),
-        (LeanAdam, torch.bfloat16, 1e-8, False),
-        (LeanAdam, torch.float32, 1e-8, False),
-        (Compensated, torch.float32, 1e-8, False),
-    ],
-    ids=str,
-)
-def test_squares_that_float16_makes_zero_are_told(
-    made: type[LeanAdam], dtype: torch.dtype, eps: float, *, is_told: bool
-) -> None:
-    """Before a weight is infinite: what is divided by the eps alone is a step that flies off."""
-    torch.manual_seed(0)
-    model = nn.Linear(8, 8)
-    optimizer = made(model.parameters(), dtype, eps)
-    with ampwatch.monitor(model, optimizer=optimizer, level="deep", serve=False) as watch:
-        for _ in range(4):
-            optimizer.zero_grad()
-            (1e-3 * model(torch.randn(4, 8)).square().mean()).backward()
-            before = model.weight.detach().clone()
-            optimizer.step()
-        assert not any(guard.off for guard in watch._session.bus.guards)
-    found = [f for f in watch.findings if f.kind == "optimizer_eps_underflow"]
-
-    assert bool((model.weight - before).abs().amax() > 0.1) is is_told
-    assert [(f.where, f.phase, f.first_step) for f in found] == [
-        ("param:weight", "optimizer", 0)
-    ] * is_told
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-def test_squares_that_were_lost_in_a_checkpoint_are_told(dtype: torch.dtype) -> None:
-    """Rows without a gradient have nothing but the average of the ones before, and are divided by eps alone."""
-    torch.manual_seed(0)
-    model = nn.Embedding(16, 8)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-
-    def step(rows: int) -> None:
-        optimizer.zero_grad()
-        (1e-3 * model(torch.arange(rows)).square().mean()).backward()
-        optimizer.step()
-
-    for _ in range(3):
-        step(16)
-    state = optimizer.state_dict()
-    for tensors in state["state"].values():
-        tensors["exp_avg_sq"] = tensors["exp_avg_sq"].to(dtype)
-    optimizer.load_state_dict(state)
-    with ampwatch.monitor(model, optimizer=optimizer, level="deep", serve=False) as watch:
-        step(8)
-        assert not any(guard.off for guard in watch._session.bus.guards)
-
-    found = [f for f in watch.findings if f.kind == "optimizer_eps_underflow"]
-    assert [(f.where, f.dtype, f.first_step) for f in found] == [("param:weight", "float32", 0)] * (
-        dtype is torch.float16
-    )

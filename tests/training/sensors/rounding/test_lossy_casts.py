@@ -140,49 +140,6 @@ def test_few_integers_that_lose_nothing_or_stay_the_same_are_left_alone(
     assert listening.seen == []
 
 
-@pytest.mark.parametrize("dtype", HALF)
-def test_ids_that_come_out_of_half_precision_are_found_wherever_they_went_in(
-    listening: Listening, dtype: torch.dtype
-) -> None:
-    """A file in 16 bits, or a batch that was packed before: nothing else of it is seen."""
-    ids = torch.randint(0, 30000, (8, 16), generator=torch.Generator().manual_seed(0)).to(dtype)
-    limit = 256 if dtype is torch.bfloat16 else 2048
-    with listening:
-        ids.long()
-    (cast,) = listening.seen
-
-    assert (cast.is_back, cast.is_ordered) == (True, False)
-    assert cast.rounded == sum(value > limit for value in ids.flatten().tolist())
-    assert cast.largest == max(ids.flatten().tolist())
-
-
-def test_integers_that_half_precision_holds_come_back_as_they_went_in(
-    listening: Listening,
-) -> None:
-    """Classes, codes of 8 bits, a few large ones among many; and infinities are none."""
-    with listening:
-        torch.arange(257).to(torch.bfloat16).long()
-        (torch.randn(1000).half() * 40.0).round().clamp(-127, 127).int()
-        torch.cat([torch.full((3,), 4098.0), torch.ones(1000)]).half().long()
-        torch.full((100,), float("inf"), dtype=torch.float16).long()
-
-    assert listening.seen == []
-
-
-def test_ids_outside_of_the_model_count_once_the_model_is_given_them(listening: Listening) -> None:
-    """Until then they may be there for anything, a picture or a list of what was left out."""
-    ids = torch.full((16,), 4098.0, dtype=torch.float16)
-    with listening:
-        listening.place = OUTSIDE
-        given = ids.long().clamp(max=4999)
-        ids.int() + 1
-        assert listening.seen == []
-        listening.place = inside("embedding")
-        torch.zeros(5000, 2)[given]
-
-    assert [(c.is_back, c.site.where) for c in listening.seen] == [(True, "loss")]
-
-
 def test_optimizers_and_backward_cast_what_they_like(listening: Listening) -> None:
     """Only the forward pass has positions."""
     for listening.place in (STEPPED, inside("rope", Phase.BACKWARD)):

@@ -1,0 +1,79 @@
+"""Steps around the scaler on scaled gradients, and those before which the program might have divided them unseen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+import ampwatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SCALE = 128.0
+
+
+class Divides(torch.amp.GradScaler):
+    """Divides in its own way."""
+
+    def step(self, optimizer: Any, *_args: Any, **_kwargs: Any) -> Any:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.data.div_(SCALE)
+        return optimizer.step()
+
+    def update(self, new_scale: Any = None) -> None:
+        """Leave the scale."""
+
+
+def plainly(_scaler: Any, optimizer: Any) -> None:
+    optimizer.step()
+
+
+def after_a_question(scaler: Any, optimizer: Any) -> None:
+    scale = scaler.get_scale()
+    for parameter in optimizer.param_groups[0]["params"]:
+        parameter.grad.data.mul_(1.0 / scale)
+    optimizer.step()
+
+
+def by_the_scaler(scaler: Any, optimizer: Any) -> None:
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def divided(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient / SCALE
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    ("end", "hook", "is_wrong"),
+    [
+        (plainly, None, True),
+        (plainly, divided, False),
+        (after_a_question, None, False),
+        (by_the_scaler, None, False),
+    ],
+)
+def test_a_step_is_reported_where_nothing_can_have_divided(
+    end: Callable[..., None], hook: Any, *, is_wrong: bool
+) -> None:
+    """Not after a hook of the program, a question for the scale, or the program's own kind of scaler."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scaler = Divides("cpu", init_scale=SCALE)
+    for parameter in model.parameters() if hook else ():
+        parameter.register_hook(hook)
+    with ampwatch.monitor(model, scaler, serve=False) as watch:
+        for _ in range(8):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.randn(16, 8)).square().mean()).backward()
+            end(scaler, optimizer)
+        assert not any(guard.off for guard in watch._session.bus.guards)
+
+    assert ("unscaled_step" in {f.kind for f in watch.findings}) is is_wrong

@@ -98,6 +98,7 @@ class HandClips(OpSensor):
     def __init__(self, context: Context) -> None:
         self._scaler = context.some_scaler
         self._registry = context.registry
+        self._names = context.names
         self._observe = context.observe
         self._deferred = context.deferred
         self._step = 0

@@ -13,13 +13,13 @@ from ampwatch.diagnosis.evidence.calls import RescaledGradients, ScaledClip
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.hooks.sources import is_in_file, is_in_optimizer, user_source
 from ampwatch.training.kernels.admission import is_of_floats, is_plain
+from ampwatch.training.kernels.norms import norms_of
 from ampwatch.training.model.names import parameters_of
 from ampwatch.training.model.scaler import READY, scale_on_host, stage_of
 from ampwatch.training.ops.call import tensors_among
 from ampwatch.training.ops.events import OpSensor
 from ampwatch.training.ops.operands import shapes_by_address
 from ampwatch.training.ops.storage import Memory
-from ampwatch.training.private import foreach_norm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,6 +98,7 @@ class HandClips(OpSensor):
     def __init__(self, context: Context) -> None:
         self._scaler = context.some_scaler
         self._registry = context.registry
+        self._names = context.names
         self._observe = context.observe
         self._deferred = context.deferred
         self._step = 0
@@ -294,10 +295,7 @@ class HandClips(OpSensor):
         limit, source = first.limit, first.source
         # What is larger was multiplied since, or added to.
         is_limited = [
-            (
-                torch.stack(foreach_norm([g.detach() for g in some], math.inf)).float()
-                == _rounded(limit, dtype)
-            ).any()
+            (norms_of(some, math.inf) == _rounded(limit, dtype)).any()
             for (limit, dtype), some in limited.items()
         ]
 

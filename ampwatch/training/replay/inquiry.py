@@ -10,6 +10,7 @@ import torch
 from ampwatch.diagnosis.forward.culprit_words import remedies_for
 from ampwatch.diagnosis.forward.kinds import BACKWARD_NONFINITE_ANY_SCALE, NONFINITE_INPUT
 from ampwatch.diagnosis.forward.origins import diagnose
+from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.devices import HOST
 from ampwatch.training.kernels.choice import finite_checks
 from ampwatch.training.kernels.dtypes import name_of
@@ -230,7 +231,9 @@ class Inquiry:
                     )
                     self._context.observe(trace)
                     return
-            explained = self._blame_loss(step, is_model_finite=is_finite and bool(calls))
+            explained = self._blame_loss(
+                step, Phase.FORWARD, is_model_finite=is_finite and bool(calls)
+            )
             if explained or not (is_finite and goes_back):
                 return
             for call in calls:
@@ -240,14 +243,17 @@ class Inquiry:
                     explained = True
                     self._context.observe(trace)
                     return
+                is_finite = is_finite and trace is not None and not trace.bad_gradients
+            explained = is_finite and self._blame_loss(step, Phase.BACKWARD)
         finally:
             self.pace.replayed(step, explained=explained)
 
-    def _blame_loss(self, step: int, *, is_model_finite: bool) -> bool:
-        """Hand on what the graph of the loss said, unless it may have come from the model."""
-        suspect, self.suspect = self.suspect, None
-        if suspect is None or suspect.step != step:
+    def _blame_loss(self, step: int, phase: Phase, *, is_model_finite: bool = True) -> bool:
+        """Hand on what the graph of the loss said of a phase, unless it may have come from the model."""
+        suspect = self.suspect
+        if suspect is None or suspect.step != step or suspect.origins[0].phase is not phase:
             return False
+        self.suspect = None
         if not is_model_finite and not suspect.origins[0].inputs:
             return False  # nobody knows whether what the op was given was finite
         suspect.is_scaled = self._context.is_scaled

@@ -214,7 +214,7 @@ class Inquiry:
         gone, so it runs with gradients of one: what is not finite then in spite of any scale, as the
         derivative of a root at zero is, is named; what has overflowed is the scaler's business.
         """
-        explained, is_finite = False, True
+        explained, is_finite, is_model_finite = False, True, bool(calls)
         try:
             for call in calls:
                 trace = yield from self._trace(step, call, scale, None)
@@ -223,6 +223,9 @@ class Inquiry:
                 if found is not None and found.kind is NONFINITE_INPUT and not is_data:
                     found = None  # what another model, or a part of one, may have computed
                 is_finite = is_finite and trace is not None and not trace.loss_nonfinite
+                # A mask of negative infinity ends within the model.
+                is_handled = trace is not None and all(o.absorbed_by for o in trace.origins)
+                is_model_finite = is_model_finite and is_finite and is_handled
                 if trace is not None and found is not None:
                     explained = True
                     dtypes = [name_of(region.dtype) for region in call.autocast]
@@ -231,9 +234,7 @@ class Inquiry:
                     )
                     self._context.observe(trace)
                     return
-            explained = self._blame_loss(
-                step, Phase.FORWARD, is_model_finite=is_finite and bool(calls)
-            )
+            explained = self._blame_loss(step, Phase.FORWARD, is_model_finite=is_model_finite)
             if explained or not (is_finite and goes_back):
                 return
             for call in calls:

@@ -26,7 +26,7 @@ from ampwatch.training.replay.keeping import CallKeeper
 from ampwatch.training.replay.kept_calls import ReplayRefusedError
 from ampwatch.training.replay.replay import loss_in, replay_of
 from ampwatch.training.replay.witnesses import Witnesses
-from ampwatch.training.sensors.origins.loss_graph import gradient_trace, loss_trace
+from ampwatch.training.sensors.origins.loss_graph import gradient_trace, loss_trace, steep_op
 from ampwatch.training.sensors.origins.sensor import is_host
 from ampwatch.training.transfer.measuring import OUTPUT, Item
 from ampwatch.training.transfer.readback import host_scalar, is_plain_scalar
@@ -85,6 +85,7 @@ class ReplaySensor(Sensor):
         self._graph: tuple[Callable[[], Tensor | None], int] = _nothing, 0
         self._witnesses = Witnesses(context.registry, context.names)
         self._broken_at = -1
+        self._steep = ""
         self._hooked_at = -1
         self._is_followed = False
         self._is_known = False
@@ -264,7 +265,7 @@ class ReplaySensor(Sensor):
         if self._broken_at == step:
             return None
         is_one = len(roots) == 1 and isinstance(roots[0], torch.Tensor) and not event.gradients
-        # A weak reference: a graph outlives its backward where the program keeps the loss, and only there.
+        # A weak reference: no graph outlives its backward for this.
         self._graph = weakref.ref(roots[0]) if is_one else _nothing, self._loss_begins_at
         return self._check_gradients
 
@@ -272,6 +273,8 @@ class ReplaySensor(Sensor):
         """Take note of a backward that has made a gradient which is not finite, of a loss that is."""
         if not self._witnesses.are_finite():
             self._broken_at = self._context.iteration.step
+            loss, begins_at = self._graph
+            self._steep = steep_op(loss(), begins_at)
 
     def optimizer_stepping(self, event: on.OptimizerStepping) -> None:
         """Without a scaler: replay before a gradient breaks the weights that the program has left as it was."""
@@ -285,9 +288,9 @@ class ReplaySensor(Sensor):
         if not broken:
             return
         # Another rank may have sent them, or a hook have made them.
-        if self._context.peers.world_size == 1 and not any(map(_is_hooked, broken.values())):
-            loss, begins_at = self._graph
-            self._inquiry.suspect = gradient_trace(loss(), begins_at, broken, step)
+        is_own = self._context.peers.world_size == 1 and not any(map(_is_hooked, broken.values()))
+        if self._steep and is_own:
+            self._inquiry.suspect = gradient_trace(self._steep, broken, step)
         self._begin(step, self.calls.take_open(), 1.0, goes_back=True)
 
     def _check_loss(self, losses: Sequence[Any]) -> bool:

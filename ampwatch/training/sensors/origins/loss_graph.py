@@ -101,27 +101,33 @@ def _nodes_of(roots: Sequence[Any], begins_at: int) -> list[Any]:
     return sorted(found.values(), key=lambda node: int(sequence_number(node)))
 
 
-def gradient_trace(
-    loss: Tensor | None, begins_at: int, broken: Mapping[str, Tensor], step: int
-) -> OpTrace | None:
-    """Return the op of a loss whose derivative is not finite, if there is one that has such points alone.
+def steep_op(loss: Tensor | None, begins_at: int) -> str:
+    """Return the op of a loss whose derivative alone may be not finite; empty if there is none, or another one.
 
-    What the graph had saved is freed, and its ops are still there. The trace is right only where the loss is
-    finite, and the model's own backward is.
+    What the graph had saved may be freed: its ops are still there.
 
     Args:
         loss: Where backward has begun; ``None`` if it does not live any more.
         begins_at: As of ``loss_trace``.
-        broken: Parameters whose gradients are not finite by their names, the nearest to the loss first.
-        step: The open iteration.
     """
     nodes = _nodes_of([loss], begins_at)
     steep = {_op_of(node) for node in nodes if _is_steep(node)}
-    if len(nodes) > MAX_NODES or len(steep) != 1:
-        return None
+    return steep.pop() if len(steep) == 1 and len(nodes) <= MAX_NODES else ""
+
+
+def gradient_trace(op: str, broken: Mapping[str, Tensor], step: int) -> OpTrace:
+    """Return the trace of a step in which an op of a loss has made gradients non-finite.
+
+    It is right only where the loss is finite, and the model's own backward is.
+
+    Args:
+        op: As of ``steep_op``.
+        broken: Parameters whose gradients are not finite by their names, the nearest to the loss first.
+        step: The open iteration.
+    """
     gradient = next(iter(broken.values())).grad
     out = None if gradient is None else values_of(gradient)
-    trace = _trace_of(_Seen(steep.pop(), out, (), math.nan), step)
+    trace = _trace_of(_Seen(op, out, (), math.nan), step)
     origin = trace.origins[0]
     origin.phase, origin.answer = Phase.BACKWARD, Answer(Fault.POINT, math.inf)
     trace.bad_gradients = dict.fromkeys(broken, frozenset({0}))
@@ -139,7 +145,7 @@ def _is_steep(node: Any) -> bool:
         return (
             node.next_functions[-1][0] is not None
         )  # what needs no gradient is a number, or a count
-    return op not in GENTLE
+    return op.removesuffix("_backward") not in GENTLE  # of a gradient that is a part of the loss
 
 
 def _op_of(node: Any) -> str:

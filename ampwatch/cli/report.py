@@ -111,7 +111,7 @@ def _check(args: argparse.Namespace) -> int:
     from ampwatch.host.daemon.remains import jobs  # noqa: PLC0415 - as above
     from ampwatch.report.gate import gate  # noqa: PLC0415 - likewise
 
-    found = jobs(boxes_of(args.run, with_healthy=True))
+    found = jobs(boxes_of(args.run))
     held = True
     with piped():
         for job in found if args.all else found[-1:]:
@@ -150,12 +150,11 @@ def _print_report(args: argparse.Namespace) -> None:
         _print_text(newest, others=found[:-1])
 
 
-def boxes_of(asked: str | None, *, with_healthy: bool = False) -> list[Box]:
+def boxes_of(asked: str | None) -> list[Box]:
     """Return what there is of a run, or in a path.
 
     Args:
         asked: Name of the run or path; of all runs if ``None``.
-        with_healthy: Whether to read runs as well that ended well, as long as their ring is there.
 
     Raises:
         ReportError: If there is nothing.
@@ -166,7 +165,7 @@ def boxes_of(asked: str | None, *, with_healthy: bool = False) -> list[Box]:
     if asked is not None and is_path(asked):
         return read_path(Path(asked))
     settings = Settings.resolve()
-    remains = find_remains(settings, asked, with_healthy=with_healthy)
+    remains = find_remains(settings, asked)
     for problem in remains.problems:
         print(f"ampwatch: {problem}", file=sys.stderr)
     if not remains.boxes:

@@ -302,7 +302,9 @@ class Session:
         self.bus.exchange(old, self._of_scaler)
         replay = self._one(ReplaySensor)
         if replay is not None:
-            self.bus.ignore(replay, on.BackwardBegan)  # a loss that breaks no weight can wait
+            # What breaks no weight can wait.
+            self.bus.ignore(replay, on.BackwardBegan)
+            self.bus.ignore(replay, on.OptimizerStepping)
         self.bus.infers_scale = False
         self._ledger.settle()
         self.bus.emit(on.FactsChanged())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.detector import Detector, Shared, takes
-from ampwatch.diagnosis.evidence.origins import OpTrace
+from ampwatch.diagnosis.evidence.origins import OpTrace, OriginKind
 from ampwatch.diagnosis.evidence.scaler import BadOption, BrokenWeights, SoundBuffers
 from ampwatch.diagnosis.rounding.kinds import FP8_SCALE_NONFINITE
 from ampwatch.diagnosis.state.kinds import (
@@ -97,7 +97,7 @@ class PoisonedState(Detector):
     A buffer of -inf is a mask, and one that is not finite from the start a sentinel (the
     smallest value seen so far, a cache not filled yet), unless it holds running statistics. The
     start is before the first step: what a step that was skipped has made of a buffer is no sentinel, if
-    it is still there after a step that was taken.
+    it is still there after a step that was taken. Nor is one that makes a loss non-finite with no op at fault.
 
     A finding is over once each tensor it is about was measured again, and is finite.
 
@@ -116,6 +116,7 @@ class PoisonedState(Detector):
         self._weights_held: int | None = None
         self._seen: set[str] = set()
         self._sentinels: set[str] = set()
+        self._harmful: set[str] = set()
         self._sound: frozenset[str] = frozenset()
         self._unsound: frozenset[str] = frozenset()
         self._bad_option: BadOption | None = None
@@ -166,6 +167,11 @@ class PoisonedState(Detector):
             self._sent = trace.step, sent
         elif trace.has_trained and not trace.bad_gradients:
             self._sent = None  # the program has left out that step
+        buffers = {o.name for o in trace.origins if o.kind is OriginKind.BUFFER and o.in_backward}
+        if trace.loss_nonfinite and all(
+            o.parents or o.name in buffers or o.out.is_negative_only for o in trace.origins
+        ):
+            self._harmful |= buffers
         for origin in trace.origins:
             is_by_hand = origin.phase is Phase.OPTIMIZER and not origin.is_stepping
             if is_by_hand and origin.gradient and origin.spread_to - {"loss"}:
@@ -226,7 +232,8 @@ class PoisonedState(Detector):
         self._suspects.discard(r.name)
         # Not -inf: masks are made of it, and a softmax turns it into zeros.
         spreads = r.histogram.nans or r.histogram.positive_infs
-        return bool(spreads) and r.name not in self._sentinels
+        is_meant = r.name in self._sentinels and r.name not in self._harmful
+        return bool(spreads) and not is_meant
 
     def _say_parameters(self, iteration: Iteration, bad: Sequence[TensorRange]) -> None:
         is_more = self._is_contained and len(bad) > self._were_broken

@@ -46,8 +46,6 @@ def find_remains(
     settings: Settings,
     run: str | None = None,
     clock: Callable[[], float] = time.time,
-    *,
-    with_healthy: bool = False,
 ) -> Remains:
     """Read the rings and the reports of this user on this machine.
 
@@ -55,7 +53,6 @@ def find_remains(
         settings: Where they are.
         run: Name of the run; of all runs if ``None``.
         clock: Unix time. Unit: s.
-        with_healthy: Whether to return runs as well that ended well and left a ring alone.
 
     Cost:
         0.1 s for each ring and some ms for each report.
@@ -73,9 +70,6 @@ def find_remains(
                 problems.append(str(error))
             continue
         box = read.box
-        ended_well = box.state is RunState.FINISHED and not box.has_alarm
-        if ended_well and box.identity not in found and not with_healthy:
-            continue  # the ring is for a daemon, which shows the run for a while yet
         if run in (None, box.identity.run):
             if read.is_alive and is_silent(box, clock(), settings.stale_seconds):
                 box.state, box.reason = RunState.STALE, SILENT

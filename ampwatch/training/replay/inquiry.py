@@ -10,6 +10,7 @@ import torch
 from ampwatch.diagnosis.forward.culprit_words import remedies_for
 from ampwatch.diagnosis.forward.kinds import BACKWARD_NONFINITE_ANY_SCALE, NONFINITE_INPUT
 from ampwatch.diagnosis.forward.origins import diagnose
+from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.devices import HOST
 from ampwatch.training.kernels.choice import finite_checks
 from ampwatch.training.kernels.dtypes import name_of
@@ -213,7 +214,7 @@ class Inquiry:
         gone, so it runs with gradients of one: what is not finite then in spite of any scale, as the
         derivative of a root at zero is, is named; what has overflowed is the scaler's business.
         """
-        explained, is_finite = False, True
+        explained, is_finite, is_model_finite = False, True, bool(calls)
         try:
             for call in calls:
                 trace = yield from self._trace(step, call, scale, None)
@@ -222,6 +223,9 @@ class Inquiry:
                 if found is not None and found.kind is NONFINITE_INPUT and not is_data:
                     found = None  # what another model, or a part of one, may have computed
                 is_finite = is_finite and trace is not None and not trace.loss_nonfinite
+                # A mask of negative infinity ends within the model.
+                is_handled = trace is not None and all(o.absorbed_by for o in trace.origins)
+                is_model_finite = is_model_finite and is_finite and is_handled
                 if trace is not None and found is not None:
                     explained = True
                     dtypes = [name_of(region.dtype) for region in call.autocast]
@@ -230,7 +234,7 @@ class Inquiry:
                     )
                     self._context.observe(trace)
                     return
-            explained = self._blame_loss(step, is_model_finite=is_finite and bool(calls))
+            explained = self._blame_loss(step, Phase.FORWARD, is_model_finite=is_model_finite)
             if explained or not (is_finite and goes_back):
                 return
             for call in calls:
@@ -240,14 +244,17 @@ class Inquiry:
                     explained = True
                     self._context.observe(trace)
                     return
+                is_finite = is_finite and trace is not None and not trace.bad_gradients
+            explained = is_finite and self._blame_loss(step, Phase.BACKWARD)
         finally:
             self.pace.replayed(step, explained=explained)
 
-    def _blame_loss(self, step: int, *, is_model_finite: bool) -> bool:
-        """Hand on what the graph of the loss said, unless it may have come from the model."""
-        suspect, self.suspect = self.suspect, None
-        if suspect is None or suspect.step != step:
+    def _blame_loss(self, step: int, phase: Phase, *, is_model_finite: bool = True) -> bool:
+        """Hand on what the graph of the loss said of a phase, unless it may have come from the model."""
+        suspect = self.suspect
+        if suspect is None or suspect.step != step or suspect.origins[0].phase is not phase:
             return False
+        self.suspect = None
         if not is_model_finite and not suspect.origins[0].inputs:
             return False  # nobody knows whether what the op was given was finite
         suspect.is_scaled = self._context.is_scaled

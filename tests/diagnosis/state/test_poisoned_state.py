@@ -18,7 +18,7 @@ from ampwatch.diagnosis.state.divergence import Divergence
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.wire.records import Severity, Topic
 from tests.workshop.iterations import iteration
-from tests.workshop.origins import backward, outside, traced
+from tests.workshop.origins import backward, inside, outside, traced
 from tests.workshop.replay import Replay, measured
 from tests.workshop.simulation import Simulation
 
@@ -197,6 +197,20 @@ def test_a_sentinel_that_is_infinite_from_the_start_is_healthy() -> None:
 
     assert sentinel == []
     assert replay.only("buffer_nonfinite").where == "buffer:ema"
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_sentinel_that_alone_makes_a_loss_nonfinite_is_none(*, is_alone: bool) -> None:
+    """As the weight of a class that has no sample, until it has one; not where an op is at fault as well."""
+    replay = Replay(scaled=False)
+    replay.take(measured(Topic.BUFFER, "class_weight", [inf]))
+    buffer = inside("nll_loss", kind=OriginKind.BUFFER, in_backward=True)
+    buffer.name = "class_weight"
+    op = inside("nll_loss", parents=frozenset({0} if is_alone else ()), spread_to={"loss"})
+    replay.diagnosis.observe(traced(buffer, op, loss_nonfinite=True))
+    replay.take(measured(Topic.BUFFER, "class_weight", [inf]))
+
+    assert ("buffer_nonfinite" in {f.kind for f in replay.findings}) is is_alone
 
 
 @pytest.mark.parametrize(("was_sound", "skips"), [(True, True), (False, True), (True, False)])

@@ -154,6 +154,46 @@ def test_without_a_scaler_the_op_is_named_before_the_weights_break(change: Any, 
     assert [f.kind for f in found if f.root] == ["forward_overflow"]
 
 
+def root_of_zero(x: Tensor) -> Tensor:
+    return (x.float() * 0).sqrt().to(x.dtype) + x
+
+
+@pytest.mark.parametrize("in_loss", [False, True])
+def test_without_a_scaler_a_derivative_is_named_before_the_weights_break(*, in_loss: bool) -> None:
+    """Of a loss that is finite. In the model the replica shows it; in the loss no other op can have made it."""
+    found, _ = train(root_of_zero, dtype=torch.bfloat16, in_loss=in_loss)
+
+    (root,) = [f for f in found if f.root]
+    assert (root.kind, root.first_step) == ("backward_nonfinite_any_scale", FAULTY)
+    assert root.where.startswith("param:" + ("head" if in_loss else "blocks.1.up"))
+    assert (root.op == "sqrt", "That is inferred" in root.summary) == (in_loss, in_loss)
+
+
+@pytest.mark.rotating
+@pytest.mark.parametrize("mends", [True, False])
+def test_no_op_of_the_loss_is_blamed_for_what_the_program_does_to_gradients(*, mends: bool) -> None:
+    """It may mend them before the step, or have a hook that breaks them."""
+    torch.manual_seed(0)
+    net = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    with ampwatch.monitor(net, optimizer=optimizer, serve=False) as watch:
+        for step in range(FAULTY + 3):
+            is_faulty = step == FAULTY
+            loss = ((net(torch.randn(4, 8)) * (not (is_faulty and mends))) ** 2).sqrt().mean()
+            optimizer.zero_grad()
+            if is_faulty and not mends:
+                net.bias.register_hook(lambda gradient: gradient * math.nan)
+            loss.backward()
+            if mends:
+                for parameter in net.parameters():
+                    assert parameter.grad is not None
+                    parameter.grad.nan_to_num_()
+            optimizer.step()
+
+    assert not [f for f in watch.findings if f.kind == "backward_nonfinite_any_scale"]
+    assert [f.kind for f in watch.findings if f.root] == ["param_nonfinite"] * (not mends)
+
+
 @pytest.mark.rotating
 @pytest.mark.parametrize(
     ("change", "op", "kind"),
@@ -172,7 +212,7 @@ def test_an_op_of_the_loss_is_found_in_the_graph(change: Any, op: str, kind: str
 @pytest.mark.rotating
 def test_a_derivative_that_is_infinite_in_one_step_is_named() -> None:
     """The loss is not the model's, so backward of the replica begins with gradients of one."""
-    (found, *_), _ = train(lambda x: (x.float() * 0).sqrt().to(x.dtype) + x)
+    (found, *_), _ = train(root_of_zero)
 
     assert (found.kind, found.first_step) == ("backward_nonfinite_any_scale", FAULTY)
     assert found.where == "param:blocks.1.up.weight"
@@ -199,9 +239,7 @@ def test_an_op_of_a_compiled_loss_is_followed() -> None:
 @pytest.mark.rotating
 def test_a_model_that_returns_its_loss_is_replayed_with_its_backward() -> None:
     """Where forward is finite and backward is not: the square root of zero."""
-    (found, *_), _ = train(
-        lambda x: (x.float() * 0).sqrt().to(x.dtype) + x, net=Net(returns_loss=True)
-    )
+    (found, *_), _ = train(root_of_zero, net=Net(returns_loss=True))
 
     assert found.kind == "backward_nonfinite_any_scale"
     assert found.first_step == FAULTY

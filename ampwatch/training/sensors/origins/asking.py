@@ -202,8 +202,11 @@ class _Question:
         if exact is None:
             return NOT_ASKED
         if exact.is_finite:
-            # A quotient overflows where what it is divided by is small, or the other large.
-            is_small = self._fits(_at_least_small) and not self._is_too_large_inside(exact)
+            # A quotient overflows where what it is divided by is small, or the other large. One number that
+            # fits is no overflow, whatever its operands are, as the logit of what was rounded to one.
+            fits = self._is_elementwise and exact.amax <= self._limit
+            is_small = fits or self._fits(_at_least_small)
+            is_small = is_small and not self._is_too_large_inside(exact)
             return Answer(Fault.POINT if is_small else Fault.OVERFLOW, exact.amax)
         # The exponential of a thousand is beyond float64 as well; that of one is not.
         if exact.amax == math.inf and self._is_finite(_at_most_one):

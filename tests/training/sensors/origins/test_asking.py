@@ -90,6 +90,7 @@ POINTS = {
     "1/0": lambda: numbers(1.0) / 0,
     "an eps that is next to nothing": lambda: numbers(3.0, dtype=HALF) / 1e-7,
     "a small divisor": lambda: numbers(300.0, dtype=HALF) / numbers(1e-6, dtype=HALF),
+    "an eps that one minus it is one": lambda: torch.logit(numbers(1.0, dtype=HALF), eps=1e-6),
     "root": lambda: numbers(0.0).rsqrt(),
     "the end of a domain": lambda: numbers(1.0).atanh(),
     "just beyond it": lambda: numbers(1.001).acos(),

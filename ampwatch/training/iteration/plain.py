@@ -212,7 +212,7 @@ class PlainSteps:
             and list(like.found_inf.values()) == [False]
             and not (like.other_found_inf or like.applied_directly or like.scale_given)
         )
-        if not is_plain or dtype not in CODES:
+        if not is_plain or dtype not in CODES or scale is None or tracker is None:
             self.wait()
             return
         is_fused = getattr(optimizer(), DECIDES_ON_DEVICE, False)

@@ -214,13 +214,13 @@ class PhaseSensor(Sensor):
 
     def _fold(self) -> None:
         """Say of each iteration that has ended where its time has gone."""
-        times, threads, kinds, given = columns = self._notes.columns()
+        times, threads, kinds, given = noted = self._notes.columns()
         begin = stop = 0
         if IterationClosed in kinds:
             stop = len(kinds) - kinds[::-1].index(IterationClosed)
         while begin < stop:
             end = kinds.index(IterationClosed, begin)
-            folded = self._fold_alike(columns, begin, end)
+            folded = self._fold_alike(noted, begin, end)
             if folded:
                 begin += folded
                 continue
@@ -251,7 +251,7 @@ class PhaseSensor(Sensor):
             for step, phases, numel in ended
         ]
 
-    def _fold_alike(self, columns: tuple[tuple[Any, ...], ...], begin: int, end: int) -> int:
+    def _fold_alike(self, noted: tuple[tuple[Any, ...], ...], begin: int, end: int) -> int:
         """Say of iterations in a row, in which the same has happened, where their time has gone.
 
         As ``_fold`` does of each, all at once.
@@ -259,7 +259,7 @@ class PhaseSensor(Sensor):
         Returns:
             How many moments they have; 0 where they are to be split one by one.
         """
-        times, threads, kinds, given = columns
+        times, threads, kinds, given = noted
         width, form = end + 1 - begin, kinds[begin : end + 1]
         known = self._splitter.repeats(form[:-1])
         if known is None or known.runs is None or self._spent is not None or self._told:

@@ -27,7 +27,15 @@ from ampwatch.training.hooks.events import (
     IterationsArriving,
 )
 from ampwatch.training.hooks.sensor import Sensor
-from ampwatch.training.iteration.plain import BEGAN, CALLED, NAMES, UPDATING, WITHIN, PlainSteps
+from ampwatch.training.iteration.plain import (
+    BEGAN,
+    CALLED,
+    NAMES,
+    TAPS_SHARE,
+    UPDATING,
+    WITHIN,
+    PlainSteps,
+)
 from ampwatch.training.model.scaler import STEPPED
 from ampwatch.training.private import (
     DECIDES_ON_DEVICE,
@@ -602,7 +610,7 @@ class IterationLedger(Sensor):
         try:
             if self._plain is not None and self._plain.num_ended:
                 plain, spent_ns = self._plain.ended()
-                self._bus.account.add(spent_ns)
+                self._bus.account.add(TAPS_SHARE * spent_ns)
                 self._tell_times(plain)
                 self._arrive(plain[-1], is_alarming=False)
                 # Nothing between these: an interrupt before finds them all, and after it they are judged.

@@ -25,7 +25,7 @@ class Witnesses:
     What a loss has made non-finite is in the last one as a rule, and what a model has made in the first one. In
     host memory alone: elsewhere nothing is read.
 
-    Cost: 2 us.
+    Cost: 10 to 15 us a step without a scaler, on the host; nothing with one.
     """
 
     def __init__(self, registry: OptimizerRegistry, names: Names) -> None:

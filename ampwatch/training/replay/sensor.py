@@ -241,6 +241,10 @@ class ReplaySensor(Sensor):
         """Take note that it is not, or not any more."""
         self._is_followed = False
 
+    def tensors_swapping(self, _event: on.TensorsSwapping) -> None:
+        """Refer to no parameter: PyTorch swaps none that is referred to weakly."""
+        self._witnesses.clear()
+
     def saved_tensors_hooked(self, _event: on.SavedTensorsHooked) -> None:
         """Leave the graphs of this iteration alone: what they have saved may be computed when it is read."""
         self._hooked_at = self._context.iteration.step

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ampwatch.guard import OneAtATime
 from ampwatch.training.devices import Link, PinningError
 from ampwatch.training.memory import HeldBytes, pinned
-from ampwatch.training.transfer.readback import CELL_BYTES
+from ampwatch.training.transfer.readback import CELL_BYTES, host_scalar, is_plain_scalar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,6 +107,9 @@ class Deferred:
         Cost:
             CPU: 1 us. Device: one asynchronous copy of a few bytes and one event.
         """
+        if is_plain_scalar(values) and self._link.is_host(values.device):
+            then([host_scalar(values)])  # no op, which the program's dispatch modes would see
+            return
         values = values.detach().reshape(-1)
         if len(values) > self._width:
             msg = f"expected at most {self._width} values, got {len(values)}; read them in parts"

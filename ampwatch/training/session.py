@@ -305,6 +305,7 @@ class Session:
             # What breaks no weight can wait.
             self.bus.ignore(replay, on.BackwardBegan)
             self.bus.ignore(replay, on.OptimizerStepping)
+            self.bus.ignore(replay, on.OptimizerStepped)
         self.bus.infers_scale = False
         self._ledger.settle()
         self.bus.emit(on.FactsChanged())

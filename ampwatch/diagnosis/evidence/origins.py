@@ -193,8 +193,6 @@ class OpTrace(Struct):
         of_compiled: Whether it was compiled code that had failed, and was run again eagerly.
         tried: Remedies that were tried on the batch that failed.
         is_refused: Whether an exception has ended it, of a function that refuses what is not finite.
-        is_inferred: Whether the op was not seen to fail: it is the only one of a loss that can, and all else was
-            seen not to.
     """
 
     step: int
@@ -209,7 +207,6 @@ class OpTrace(Struct):
     of_compiled: bool = False
     tried: Sequence[Tried] = ()
     is_refused: bool = False
-    is_inferred: bool = False
 
     @property
     def gradient_origins(self) -> list[Origin]:

@@ -220,9 +220,7 @@ def _finding(found: Diagnosed, trace: OpTrace) -> Finding:
     return found.kind.finding(
         found.where,
         trace.step,
-        summary=summary_of(found, trace.step)
-        + _OF_COMPILED * trace.of_compiled
-        + _INFERRED.format(op=origin.op) * trace.is_inferred,
+        summary=summary_of(found, trace.step) + (_OF_COMPILED if trace.of_compiled else ""),
         severity=severity,
         kind_advice=advice_of(found, trace.tried),
         op=origin.op if is_op else "",
@@ -233,11 +231,6 @@ def _finding(found: Diagnosed, trace: OpTrace) -> Finding:
         tried=tuple(trace.tried),
     )
 
-
-_INFERRED = (
-    ". That is inferred: the backward of the model alone is finite, and of the ops of the loss only {op} has"
-    " a derivative with such points"
-)
 
 _OF_COMPILED = (
     ". That was seen when the step was made again eagerly, and so are its numbers: compiled code keeps more"

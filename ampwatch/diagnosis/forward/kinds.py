@@ -99,7 +99,7 @@ MASKED_ROW_NAN = Kind(
 )
 
 KEEP_OFF_ZERO = (
-    "Keep it off zero: add an eps to what is divided by (1e-3 or more in float16: the gradient is divided by it, too),"
+    "Keep it off zero: add an eps to what is divided by (1e-3 or more in float16: the gradient is divided by it twice),"
     " clamp(min=eps) what a logarithm is taken of, or take logits and use"
     " binary_cross_entropy_with_logits, log_softmax or logsumexp; mask rows that are empty."
 )

@@ -107,7 +107,7 @@ static int read_plain(PyObject *tensor, double *value, long *code)
 static int read_known(Steps *self, int which, double *value)
 {
     void *address = address_of(self->form[which]);
-    if (address != self->address[which - SCALE]) return PyErr_Occurred() ? -1 : 0;
+    if (!address || address != self->address[which - SCALE]) return PyErr_Occurred() ? -1 : 0;
     *value = read_value(address, self->code[which - SCALE]);
     return 1;
 }
@@ -372,8 +372,8 @@ static int take_update_after(Steps *self, PyObject *const *args)
     self->steps[self->num++] = step;
     self->ended_ns = now;
     self->step++;
-    Py_CLEAR(self->verdict);
     memset(&self->open, 0, sizeof self->open);
+    Py_CLEAR(self->verdict);
     return set_step(self);
 }
 

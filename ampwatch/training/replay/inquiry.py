@@ -10,7 +10,6 @@ import torch
 from ampwatch.diagnosis.forward.culprit_words import remedies_for
 from ampwatch.diagnosis.forward.kinds import BACKWARD_NONFINITE_ANY_SCALE, NONFINITE_INPUT
 from ampwatch.diagnosis.forward.origins import diagnose
-from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.devices import HOST
 from ampwatch.training.kernels.choice import finite_checks
 from ampwatch.training.kernels.dtypes import name_of
@@ -131,11 +130,15 @@ class Inquiry:
     Attributes:
         pace: Which iterations are replayed.
         suspect: What the graph of a loss has said of an iteration; ``None`` without one.
+        withholds: Whether an origin in backward is kept until it is known whether it has broken weights.
+        withheld: Such a trace.
     """
 
     def __init__(self, context: Context) -> None:
         self.pace = Pace()
         self.suspect: OpTrace | None = None
+        self.withholds = False
+        self.withheld: OpTrace | None = None
         self._context = context
         self._around = ReplicaSurroundings()
         self._origins = OriginFollower(self._around, finite_checks)
@@ -200,7 +203,7 @@ class Inquiry:
 
     def stop(self) -> None:
         """Forget everything."""
-        self.suspect = None
+        self.suspect = self.withheld = None
         if self._running is not None:
             self._running.close()
         self._end()
@@ -234,7 +237,7 @@ class Inquiry:
                     )
                     self._context.observe(trace)
                     return
-            explained = self._blame_loss(step, Phase.FORWARD, is_model_finite=is_model_finite)
+            explained = self._blame_loss(step, is_model_finite=is_model_finite)
             if explained or not (is_finite and goes_back):
                 return
             for call in calls:
@@ -242,19 +245,19 @@ class Inquiry:
                 found = None if trace is None else diagnose(trace)
                 if found is not None and found.kind is BACKWARD_NONFINITE_ANY_SCALE:
                     explained = True
-                    self._context.observe(trace)
+                    if self.withholds:
+                        self.withheld = trace
+                    else:
+                        self._context.observe(trace)
                     return
-                is_finite = is_finite and trace is not None and not trace.bad_gradients
-            explained = is_finite and self._blame_loss(step, Phase.BACKWARD)
         finally:
             self.pace.replayed(step, explained=explained)
 
-    def _blame_loss(self, step: int, phase: Phase, *, is_model_finite: bool = True) -> bool:
-        """Hand on what the graph of the loss said of a phase, unless it may have come from the model."""
-        suspect = self.suspect
-        if suspect is None or suspect.step != step or suspect.origins[0].phase is not phase:
+    def _blame_loss(self, step: int, *, is_model_finite: bool) -> bool:
+        """Hand on what the graph of the loss said, unless it may have come from the model."""
+        suspect, self.suspect = self.suspect, None
+        if suspect is None or suspect.step != step:
             return False
-        self.suspect = None
         if not is_model_finite and not suspect.origins[0].inputs:
             return False  # nobody knows whether what the op was given was finite
         suspect.is_scaled = self._context.is_scaled

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +14,14 @@ from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.kernels.admission import whole_part
 from ampwatch.training.memory import HeldBytes
 from ampwatch.training.model.tensors import tensors_in
-from ampwatch.training.private import (
-    accumulate_hooks,
-    graph_task,
-    next_sequence_number,
-    tensor_hooks,
-)
+from ampwatch.training.private import graph_task, next_sequence_number
 from ampwatch.training.replay.inquiry import Inquiry
 from ampwatch.training.replay.keeping import CallKeeper
 from ampwatch.training.replay.kept_calls import ReplayRefusedError
 from ampwatch.training.replay.replay import loss_in, replay_of
 from ampwatch.training.replay.witnesses import Witnesses
-from ampwatch.training.sensors.origins.loss_graph import gradient_trace, loss_trace, steep_op
+from ampwatch.training.sensors.origins.loss_graph import loss_trace
+from ampwatch.training.sensors.origins.reading import adds_up
 from ampwatch.training.sensors.origins.sensor import is_host
 from ampwatch.training.transfer.measuring import OUTPUT, Item
 from ampwatch.training.transfer.readback import host_scalar, is_plain_scalar
@@ -68,7 +63,7 @@ class ReplaySensor(Sensor):
 
     def __init__(self, context: Context) -> None:
         if context.is_scaled:
-            self.deaf_to = frozenset({"backward_began", "optimizer_stepping"})
+            self.deaf_to = frozenset({"backward_began", "optimizer_stepping", "optimizer_stepped"})
         self._context = context
         self._bus = context.bus
         self._home = context.home
@@ -82,10 +77,9 @@ class ReplaySensor(Sensor):
         self._is_listening = False
         self._arrived = self._newest_failed = -1
         self._loss_begins_at = 0
-        self._graph: tuple[Callable[[], Tensor | None], int] = _nothing, 0
         self._witnesses = Witnesses(context.registry, context.names)
         self._broken_at = -1
-        self._steep = ""
+        self._endangered: tuple[Tensor, ...] = ()
         self._hooked_at = -1
         self._is_followed = False
         self._is_known = False
@@ -138,7 +132,7 @@ class ReplaySensor(Sensor):
         self.calls.clear()
         self._inquiry.stop()
         self._witnesses.clear()
-        self._graph = _nothing, 0
+        self._endangered = ()
 
     def compile_called(self, _event: on.CompileCalled) -> None:
         """Have the calls tapped anew in the next iteration: nothing of ours is to be compiled."""
@@ -244,6 +238,7 @@ class ReplaySensor(Sensor):
     def tensors_swapping(self, _event: on.TensorsSwapping) -> None:
         """Refer to no parameter: PyTorch swaps none that is referred to weakly."""
         self._witnesses.clear()
+        self._endangered = ()
 
     def saved_tensors_hooked(self, _event: on.SavedTensorsHooked) -> None:
         """Leave the graphs of this iteration alone: what they have saved may be computed when it is read."""
@@ -260,25 +255,17 @@ class ReplaySensor(Sensor):
         """Without a scaler: go through the loss, and replay before the weights break."""
         if self._inquiry.is_running:
             return None
-        roots = event.tensors
         step = self._context.iteration.step
-        if self._check_loss(roots):
+        if self._check_loss(event.tensors):
             if self._may_replay(step):
                 self._begin(step, self.calls.take_open(), 1.0)
             return None
-        if self._broken_at == step:
-            return None
-        is_one = len(roots) == 1 and isinstance(roots[0], torch.Tensor) and not event.gradients
-        # A weak reference: no graph outlives its backward for this.
-        self._graph = weakref.ref(roots[0]) if is_one else _nothing, self._loss_begins_at
-        return self._check_gradients
+        return None if self._broken_at == step else self._check_gradients
 
     def _check_gradients(self) -> None:
         """Take note of a backward that has made a gradient which is not finite, of a loss that is."""
         if not self._witnesses.are_finite():
             self._broken_at = self._context.iteration.step
-            loss, begins_at = self._graph
-            self._steep = steep_op(loss(), begins_at)
 
     def optimizer_stepping(self, event: on.OptimizerStepping) -> None:
         """Without a scaler: replay before a gradient breaks the weights that the program has left as it was."""
@@ -288,14 +275,20 @@ class ReplaySensor(Sensor):
             return
         if self._inquiry.is_running or not self._may_replay(step):
             return
-        broken = self._witnesses.broken(optimizer)
-        if not broken:
-            return
-        # Another rank may have sent them, or a hook have made them.
-        is_own = self._context.peers.world_size == 1 and not any(map(_is_hooked, broken.values()))
-        if self._steep and is_own:
-            self._inquiry.suspect = gradient_trace(self._steep, broken, step)
-        self._begin(step, self.calls.take_open(), 1.0, goes_back=True)
+        self._endangered = self._witnesses.broken(optimizer)
+        if self._endangered:
+            self._inquiry.withholds = True
+            try:
+                self._begin(step, self.calls.take_open(), 1.0, goes_back=True)
+            finally:
+                self._inquiry.withholds = False
+
+    def optimizer_stepped(self, _event: on.OptimizerStepped) -> None:
+        """Report what was found before the step, if it has broken weights: hooks may have mended the gradients."""
+        trace, self._inquiry.withheld = self._inquiry.withheld, None
+        endangered, self._endangered = self._endangered, ()
+        if trace is not None and not all(adds_up(parameter.detach()) for parameter in endangered):
+            self._context.observe(trace)
 
     def _check_loss(self, losses: Sequence[Any]) -> bool:
         """Keep what the graph of a loss says that is known not to be finite; return whether one is."""
@@ -364,15 +357,6 @@ class ReplaySensor(Sensor):
         for why, times in self._refusals.items():
             if why != self.why_not:
                 yield f"{times} {'step was' if times == 1 else 'steps were'} not kept or replayed: {why}"
-
-
-def _nothing() -> None:
-    return None
-
-
-def _is_hooked(parameter: Tensor) -> bool:
-    """Whether hooks of the program may change the gradient of a parameter."""
-    return bool(tensor_hooks(parameter) or accumulate_hooks(parameter))
 
 
 def _is_known_bad(root: Any) -> bool:

@@ -32,7 +32,7 @@ class Witnesses:
         self._registry = registry
         self._names = names
         self._values = AtOnce(finite_checks)
-        self._of: dict[int, list[weakref.ref[Tensor]]] = {}
+        self._of: dict[int, tuple[weakref.ref[Optimizer], list[weakref.ref[Tensor]]]] = {}
 
     def clear(self) -> None:
         """Forget all optimizers."""
@@ -40,7 +40,8 @@ class Witnesses:
 
     def know(self, optimizer: Optimizer) -> None:
         """Read gradients of an optimizer from now on. Its own are there."""
-        if id(optimizer) not in self._of:
+        known = self._of.get(id(optimizer))
+        if known is None or known[0]() is not optimizer:
             small = [
                 parameter
                 for _, parameter in self._parameters(optimizer)
@@ -48,16 +49,17 @@ class Witnesses:
                 and parameter.is_cpu
                 and parameter.numel() <= MAX_NUMEL
             ]
-            self._of[id(optimizer)] = [weakref.ref(p) for p in {*small[:1], *small[-1:]}]
+            witnesses = [weakref.ref(p) for p in {*small[:1], *small[-1:]}]
+            self._of[id(optimizer)] = weakref.ref(optimizer), witnesses
 
     def are_finite(self) -> bool:
         """Whether the gradients that are read are finite."""
         values = self._values
-        for witnesses in self._of.values():
+        for optimizer, witnesses in self._of.values():
             for witness in witnesses:
                 parameter = witness()
-                if parameter is None:
-                    self._of.clear()  # the identity of an optimizer that is gone may be given away again
+                if parameter is None or optimizer() is None:
+                    self._of.clear()  # some programs make an optimizer for each step
                     return True
                 gradient = parameter.grad
                 if gradient is None or values.is_finite_here(gradient):
@@ -66,17 +68,16 @@ class Witnesses:
                     return False
         return True
 
-    def broken(self, optimizer: Optimizer) -> dict[str, Tensor]:
-        """Return the parameters of an optimizer whose gradients are not finite, by name, the last first.
+    def broken(self, optimizer: Optimizer) -> tuple[Tensor, ...]:
+        """Return the parameters of an optimizer whose gradients are not finite.
 
         Cost: one pass over all of its gradients.
         """
-        # Backward goes from the last to the first, as a rule.
-        return {
-            name: parameter
-            for name, parameter in reversed(self._parameters(optimizer))
+        return tuple(
+            parameter
+            for _, parameter in self._parameters(optimizer)
             if parameter.grad is not None and not adds_up(parameter.grad)
-        }
+        )
 
     def _parameters(self, optimizer: Optimizer) -> list[tuple[str, Tensor]]:
         index = self._registry.index_of(optimizer)

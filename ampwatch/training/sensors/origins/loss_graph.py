@@ -7,13 +7,12 @@ the inputs that it has saved.
 
 from __future__ import annotations
 
-import math
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ampwatch.diagnosis.evidence.origins import Answer, Fault, OpTrace, Origin, OriginKind, Values
+from ampwatch.diagnosis.evidence.origins import OpTrace, Origin, OriginKind, Values
 from ampwatch.diagnosis.forward.faults import DIVISIONS
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.kernels.admission import is_of_floats
@@ -22,7 +21,7 @@ from ampwatch.training.private import schema_of, sequence_number
 from ampwatch.training.sensors.origins.reading import values_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
@@ -31,18 +30,6 @@ MAX_NODES = 512
 
 MAX_NUMEL = 2**24
 """Elements of a tensor that an op is asked with again."""
-
-_GENTLE = """
-_log_softmax _softmax _to_copy _unsafe_view abs add addmm alias amax amin as_strided baddbmm
-binary_cross_entropy_with_logits bmm cat clamp clamp_max clamp_min clone constant_pad_nd copy_slices cos cumsum
-diagonal dot exp expand flip gather gelu hardtanh huber_loss index index_select leaky_relu linalg_vector_norm
-log_sigmoid log_softmax logsumexp masked_fill masked_select max maximum mean min minimum mm mse_loss mul mv
-native_dropout neg nll_loss nll_loss2d norm permute relu repeat reshape_alias roll rsub scatter scatter_add select
-sigmoid silu sin slice smooth_l1_loss soft_margin_loss softmax softplus sort split split_with_sizes squeeze stack
-std sub sum t tanh threshold to_copy topk transpose tril triu unbind unfold unsafe_view unsqueeze var view where
-"""
-GENTLE = frozenset(_GENTLE.split())
-"""Ops whose derivative is finite wherever their arguments are, in PyTorch: it writes zero at the corners of norms."""
 
 _SAVED = "_saved_"
 _RESULT = "result"
@@ -99,53 +86,6 @@ def _nodes_of(roots: Sequence[Any], begins_at: int) -> list[Any]:
             found[id(node)] = node
             waiting += [following for following, _ in node.next_functions]
     return sorted(found.values(), key=lambda node: int(sequence_number(node)))
-
-
-def steep_op(loss: Tensor | None, begins_at: int) -> str:
-    """Return the op of a loss whose derivative alone may be not finite; empty if there is none, or another one.
-
-    What the graph had saved may be freed: its ops are still there.
-
-    Args:
-        loss: Where backward has begun; ``None`` if it does not live any more.
-        begins_at: As of ``loss_trace``.
-    """
-    nodes = _nodes_of([loss], begins_at)
-    steep = {_op_of(node) for node in nodes if _is_steep(node)}
-    return steep.pop() if len(steep) == 1 and len(nodes) <= MAX_NODES else ""
-
-
-def gradient_trace(op: str, broken: Mapping[str, Tensor], step: int) -> OpTrace:
-    """Return the trace of a step in which an op of a loss has made gradients non-finite.
-
-    It is right only where the loss is finite, and the model's own backward is.
-
-    Args:
-        op: As of ``steep_op``.
-        broken: Parameters whose gradients are not finite by their names, the nearest to the loss first.
-        step: The open iteration.
-    """
-    gradient = next(iter(broken.values())).grad
-    out = None if gradient is None else values_of(gradient)
-    trace = _trace_of(_Seen(op, out, (), math.nan), step)
-    origin = trace.origins[0]
-    origin.phase, origin.answer = Phase.BACKWARD, Answer(Fault.POINT, math.inf)
-    trace.bad_gradients = dict.fromkeys(broken, frozenset({0}))
-    trace.loss_nonfinite, trace.is_replay, trace.is_inferred = False, False, True
-    return trace
-
-
-def _is_steep(node: Any) -> bool:
-    """Whether the derivative of an op may be infinite, or have no value, where its arguments are finite."""
-    op = _op_of(node)
-    if op == "pow":
-        exponent = dict(_saved_by(node)).get("exponent")
-        return not (isinstance(exponent, (int, float)) and exponent >= 1.0)
-    if op in DIVISIONS:
-        return (
-            node.next_functions[-1][0] is not None
-        )  # what needs no gradient is a number, or a count
-    return op.removesuffix("_backward") not in GENTLE  # of a gradient that is a part of the loss
 
 
 def _op_of(node: Any) -> str:

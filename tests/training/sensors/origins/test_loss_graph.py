@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pytest
 import torch
 
 from ampwatch.training.ops.mode import OpMode
-from ampwatch.training.sensors.origins.loss_graph import loss_trace, steep_op
+from ampwatch.training.sensors.origins.loss_graph import loss_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
+    pass
 
 
 def test_a_number_of_the_program_in_the_loss_is_read_under_a_mode() -> None:
@@ -57,27 +54,3 @@ def test_a_divisor_that_is_zero_decides_without_what_is_divided() -> None:
 
     assert trace is not None
     assert [origin.op for origin in trace.origins] == ["div"]
-
-
-@pytest.mark.parametrize(
-    ("loss_of", "op"),
-    [
-        (lambda w: (w**2).sum().sqrt(), "sqrt"),
-        (lambda w: (w**0.5).sum() / torch.tensor(2.0), "pow"),
-        (lambda w: (-w).log1p().exp().mean(), "log1p"),
-        (lambda w: (w / w.sum()).sum(), "div"),
-        (lambda w: (w**2).sqrt().log().sum(), ""),
-        (lambda w: torch.autograd.grad((w**2).sum(), w, create_graph=True)[0].sum().sqrt(), "sqrt"),
-        (lambda w: torch.nn.functional.cross_entropy(w[None], torch.tensor([1])), ""),
-    ],
-)
-def test_of_a_graph_that_is_freed_the_one_op_whose_derivative_is_steep_is_known(
-    loss_of: Callable[[Tensor], Tensor], op: str
-) -> None:
-    weight: Any = torch.rand(3).requires_grad_()
-    before = torch._C._autograd._get_sequence_nr()
-    loss = loss_of(weight)
-    torch.autograd.backward(loss)
-
-    assert steep_op(loss, before) == op
-    assert steep_op(None, before) == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
+from ampwatch.training.kernels.admission import is_of_floats
 from ampwatch.training.kernels.choice import finite_checks
 from ampwatch.training.sensors.origins.reading import AtOnce, adds_up
 
@@ -23,7 +24,7 @@ class Witnesses:
     """Reads two small gradients of each optimizer: of its first parameter that is small, and of its last.
 
     What a loss has made non-finite is in the last one as a rule, and what a model has made in the first one. In
-    host memory alone: elsewhere nothing is read.
+    host memory alone: elsewhere nothing is read, nor is one of a subclass (``DTensor``).
 
     Cost: 10 to 15 us a step without a scaler, on the host; nothing with one.
     """
@@ -45,7 +46,7 @@ class Witnesses:
             small = [
                 parameter
                 for _, parameter in self._parameters(optimizer)
-                if parameter.grad is not None
+                if is_of_floats(parameter.grad)
                 and parameter.is_cpu
                 and parameter.numel() <= MAX_NUMEL
             ]
@@ -62,7 +63,7 @@ class Witnesses:
                     self._of.clear()  # some programs make an optimizer for each step
                     return True
                 gradient = parameter.grad
-                if gradient is None or values.is_finite_here(gradient):
+                if not is_of_floats(gradient) or values.is_finite_here(gradient):
                     continue
                 if values.doubtful((gradient,)):
                     return False
@@ -76,7 +77,7 @@ class Witnesses:
         return tuple(
             parameter
             for _, parameter in self._parameters(optimizer)
-            if parameter.grad is not None and not adds_up(parameter.grad)
+            if is_of_floats(parameter.grad) and not adds_up(parameter.grad)
         )
 
     def _parameters(self, optimizer: Optimizer) -> list[tuple[str, Tensor]]:

@@ -339,7 +339,7 @@ RUN: tuple[Fact, ...] = (
     ),
     Fact(
         "ampwatch_overhead_seconds_total",
-        "Time that ampwatch took of the training: its own, and what sampled steps took longer besides.",
+        "Time that ampwatch took of the training: its own, of plain steps an estimate of what it cannot time, and what sampled steps took longer besides.",
         _count(lambda step: step.overhead_ns / 1e9),
         "amp/overhead_seconds",
         "s",

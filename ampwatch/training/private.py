@@ -145,10 +145,11 @@ tracing_state: Callable[[], Any] = _find(
 
 # Tensors.
 
-VERSION = _on_instances(
-    "Tensor._version", "How often a tensor was written to; documented in notes/autograd."
+version_of: Callable[[Any], int] = attrgetter(
+    _on_instances(
+        "Tensor._version", "How often a tensor was written to; documented in notes/autograd."
+    )
 )
-version_of: Callable[[Any], int] = attrgetter(VERSION)
 
 tensor_hooks: Callable[[Any], dict[int, Any] | None] = attrgetter(
     _on_instances(

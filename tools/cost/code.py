@@ -40,10 +40,8 @@ SETUP = (
     "ampwatch/training/inject",
     "ampwatch/training/launcher.py",
     "ampwatch/training/loggers",
-    "ampwatch/training/replay/witnesses.py",
 )
-"""What of these paths runs before a training, when somebody asks for it, or without a scaler (every training that is
-timed has one), and in no step that is timed."""
+"""What of these paths runs before a training, or when somebody asks for it, and in no step that is timed."""
 
 _COMMENT = re.compile(rb"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _IGNORED_FIELDS = frozenset({"ctx", "kind", "returns", "type_comment", "type_params"})

@@ -29,7 +29,7 @@ class Process(Protocol):
 
     @property
     def identity(self) -> RunIdentity:
-        """Who it is."""
+        """Name, rank, host and start of the process."""
 
 
 P = TypeVar("P", bound=Process)

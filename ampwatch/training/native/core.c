@@ -138,7 +138,6 @@ static PyMethodDef functions[] = {
     FAST(prepare_timed),
     FAST(call_uncompiled),
     {"host_scalar", host_scalar, METH_O, NULL},
-    {"versions", versions, METH_O, NULL},
     {"instructions", instructions, METH_NOARGS, NULL},
     {"choose", choose, METH_O, NULL},
     {NULL, NULL, 0, NULL},

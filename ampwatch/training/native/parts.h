@@ -30,9 +30,6 @@ PyObject *call_uncompiled(PyObject *module, PyObject *const *args, Py_ssize_t gi
 PyObject *prepare_scalars(PyObject *module, PyObject *const *args, Py_ssize_t given);
 PyObject *host_scalar(PyObject *module, PyObject *tensor);
 
-/* versions(args): of a tuple of ordinary tensors of no graph the version of each, and the bytes of all; else None. */
-PyObject *versions(PyObject *module, PyObject *args);
-
 /* The code of a dtype, or of that of a tensor, -1 without one or with an error set; where a tensor lies, NULL
  * where that is hidden (of a transform of torch.func, of another layout) or with an error set; the value there. */
 long code_of(PyObject *dtype);

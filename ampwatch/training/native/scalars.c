@@ -1,5 +1,4 @@
-/* Reads a one-element CPU tensor where it lies, as transfer/readback.py does, and the versions of tensors that a
- * model is called with. */
+/* Reads a one-element CPU tensor where it lies, as transfer/readback.py does. */
 
 #include "parts.h"
 
@@ -8,8 +7,7 @@
 #include <string.h>
 
 /* By dtype one of the codes below, and what reads a tensor that is not read here. */
-static PyObject *codes, *otherwise, *tensor_type, *s_data_ptr, *s_dtype, *s_requires_grad, *s_is_nested, *s_version,
-    *s_nbytes;
+static PyObject *codes, *otherwise, *s_data_ptr, *s_dtype;
 
 enum { FLOAT32, FLOAT64, INT32, INT64, BOOL, FLOAT16, BFLOAT16 };
 
@@ -90,53 +88,17 @@ PyObject *host_scalar(PyObject *module, PyObject *tensor)
     return PyObject_CallFunctionObjArgs(otherwise, tensor, NULL);
 }
 
-/* The version of an ordinary tensor that is of no graph and has memory, and its bytes; NULL of another one, also
- * with an error set. */
-static PyObject *version_in(PyObject *tensor, long long *nbytes)
-{
-    if ((PyObject *)Py_TYPE(tensor) != tensor_type || is_same(tensor, s_requires_grad, Py_False) <= 0 ||
-        is_same(tensor, s_is_nested, Py_False) <= 0 || !address_of(tensor))
-        return NULL;
-    PyObject *size = PyObject_GetAttr(tensor, s_nbytes);
-    *nbytes += size ? PyLong_AsLongLong(size) : 0;
-    Py_XDECREF(size);
-    return PyErr_Occurred() ? NULL : PyObject_GetAttr(tensor, s_version); /* one of inference mode has none */
-}
-
-PyObject *versions(PyObject *module, PyObject *args)
-{
-    long long nbytes = 0;
-    Py_ssize_t num = PyTuple_Size(args);
-    PyObject *found = num < 0 ? NULL : PyTuple_New(num);
-    for (Py_ssize_t i = 0; found && i < num; i++) {
-        PyObject *version = version_in(PyTuple_GetItem(args, i), &nbytes);
-        if (version) PyTuple_SetItem(found, i, version);
-        else Py_CLEAR(found);
-    }
-    if (found) return Py_BuildValue("NL", found, nbytes);
-    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_RuntimeError)) return NULL;
-    PyErr_Clear();
-    Py_RETURN_NONE;
-}
-
 PyObject *prepare_scalars(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
-    static const struct {
-        PyObject **name;
-        const char *text;
-    } names[] = {{&s_data_ptr, "data_ptr"},   {&s_dtype, "dtype"},     {&s_requires_grad, "requires_grad"},
-                 {&s_is_nested, "is_nested"}, {&s_nbytes, "nbytes"}};
-    if (given != 4 || !PyDict_Check(args[0])) {
-        PyErr_SetString(PyExc_TypeError, "expected a dictionary, a function, a class and a name");
+    if (given != 2 || !PyDict_Check(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "expected a dictionary and a function");
         return NULL;
     }
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (!(*names[i].name = PyUnicode_InternFromString(names[i].text))) return NULL;
-    PyObject **into[] = {&codes, &otherwise, &tensor_type, &s_version};
-    for (int i = 0; i < 4; i++) {
-        Py_INCREF(args[i]);
-        Py_XDECREF(*into[i]);
-        *into[i] = args[i];
-    }
+    if (!(s_data_ptr = PyUnicode_InternFromString("data_ptr"))) return NULL;
+    if (!(s_dtype = PyUnicode_InternFromString("dtype"))) return NULL;
+    Py_INCREF(args[0]);
+    Py_INCREF(args[1]);
+    codes = args[0];
+    otherwise = args[1];
     Py_RETURN_NONE;
 }

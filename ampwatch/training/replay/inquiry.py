@@ -130,8 +130,8 @@ class Inquiry:
     Attributes:
         pace: Which iterations are replayed.
         suspect: What the graph of a loss has said of an iteration; ``None`` without one.
-        withholds: Whether an origin in backward is kept until it is known whether it has broken weights.
-        withheld: Such a trace.
+        withholds: Whether what a replay finds is kept until it is known whether weights have broken by it.
+        withheld: What is kept.
     """
 
     def __init__(self, context: Context) -> None:
@@ -235,7 +235,7 @@ class Inquiry:
                     trace.tried = yield from self._try_all(
                         step, call, scale, remedies_for(found, dtypes)
                     )
-                    self._context.observe(trace)
+                    self._hand_on(trace)
                     return
             explained = self._blame_loss(step, is_model_finite=is_model_finite)
             if explained or not (is_finite and goes_back):
@@ -243,15 +243,22 @@ class Inquiry:
             for call in calls:
                 trace = yield from self._trace(step, call, 1.0, None, goes_back=True)
                 found = None if trace is None else diagnose(trace)
-                if found is not None and found.kind is BACKWARD_NONFINITE_ANY_SCALE:
+                if (
+                    trace is not None
+                    and found is not None
+                    and found.kind is BACKWARD_NONFINITE_ANY_SCALE
+                ):
                     explained = True
-                    if self.withholds:
-                        self.withheld = trace
-                    else:
-                        self._context.observe(trace)
+                    self._hand_on(trace)
                     return
         finally:
             self.pace.replayed(step, explained=explained)
+
+    def _hand_on(self, trace: OpTrace) -> None:
+        if self.withholds:
+            self.withheld = trace
+        else:
+            self._context.observe(trace)
 
     def _blame_loss(self, step: int, *, is_model_finite: bool) -> bool:
         """Hand on what the graph of the loss said, unless it may have come from the model."""

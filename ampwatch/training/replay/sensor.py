@@ -271,6 +271,7 @@ class ReplaySensor(Sensor):
         """Without a scaler: replay before a gradient breaks the weights that the program has left as it was."""
         optimizer, step = event.optimizer, self._context.iteration.step
         self._witnesses.know(optimizer)
+        self._inquiry.withheld = None  # of a step that has raised
         if self._broken_at != step or self._is_followed or not self._is_listening:
             return
         if self._inquiry.is_running or not self._may_replay(step):

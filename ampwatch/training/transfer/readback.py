@@ -19,7 +19,6 @@ from ampwatch.training.devices import HOST, Link, PinningError
 from ampwatch.training.kernels.admission import is_ordinary, unwrapped
 from ampwatch.training.memory import HeldBytes, pinned
 from ampwatch.training.native import core
-from ampwatch.training.private import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -98,7 +97,7 @@ CODES = {dtype: code for code, dtype in enumerate((*_TYPES, *_READERS))}
 """The order of native/scalars.c."""
 
 if core is not None:
-    core.prepare_scalars(CODES, _host_scalar, torch.Tensor, VERSION)
+    core.prepare_scalars(CODES, _host_scalar)
     host_scalar = core.host_scalar
 
 

@@ -269,7 +269,11 @@ def _of_an_end(verdict: Verdict) -> tuple[str, str]:
         # What it has raised itself says only that the other one was gone.
         return f"rank {first.rank} had ended: {first.reason.rstrip('.')}", f"See rank {first.rank}."
     reason = grounds.reason.rstrip(".") or "ended with an error"
-    if Failure(grounds.rank, grounds.reason, grounds.last_s).was_killed:
+    failure = Failure(grounds.rank, grounds.reason, grounds.last_s)
+    if failure.is_lost_connection and not verdict.is_cause:
+        lost = "the connection to another rank was lost"
+        return lost, "Read the reports of the other ranks, also on other machines: one ended first."
+    if failure.was_killed:
         who = "the kernel's log (dmesg), the launcher, the scheduler"
         return reason, f"Find out what ended it: {who}."
     return reason, "Read the traceback: ampwatch report."

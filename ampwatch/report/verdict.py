@@ -245,6 +245,8 @@ def judge(of_ranks: Sequence[Standing], world_size: int, now_s: float) -> RunVer
             sentence = f"rank {speaker}: {sentence}; {who} ended because of it"
         elif alike == len(of_ranks):
             sentence = f"{sentence}; {alike} ranks alike"
+            if world_size > alike:
+                sentence = f"{sentence}, {world_size - alike} not known here"
         else:
             sentence = f"rank {speaker}: {sentence}"
     verdict = RunVerdict(
@@ -351,6 +353,8 @@ def _failed(standing: Standing, root: Story | None, cause: Failure | None) -> Ve
     if cause is not None and num_led_to(cause, [failure]):
         ended_by = cause
         reason = f"ended ({failure.error}) after rank {cause.rank} had"
+    elif cause is None and failure.is_lost_connection:
+        reason = f"ended ({failure.error}) when the connection to another rank was lost"
     sentence = f"{reason}; {last}"
     if root is not None:
         sentence = f"{_summary(root)}; then: {sentence}"

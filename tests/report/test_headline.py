@@ -211,6 +211,22 @@ def test_a_rank_that_made_others_end_is_named_first() -> None:
     assert lines.remedy == "Read the traceback: ampwatch report."
 
 
+def test_a_rank_that_another_machine_made_end_does_not_say_why() -> None:
+    """Its own exception says no more than that somebody was gone."""
+    lost = end(RunState.FAILED, "RuntimeError: Connection closed by peer")
+    fleet = Fleet(Settings(stale_seconds=1e6), Clock(START + 250.0))
+    for rank in (0, 1):
+        who = identity(rank=rank, world_size=4)
+        put(fleet, f"/{rank}.ring", who, [*calm(5), lost], alive=False)
+    [(_, verdict)] = fleet.judge().values()
+
+    lines = headline(verdict)
+
+    assert lines.cause == "the connection to another rank was lost"
+    assert lines.where == "ranks 0-1 of 4"
+    assert lines.remedy.startswith("Read the reports of the other ranks")
+
+
 def test_a_rank_that_another_one_made_end_names_that_one() -> None:
     """Its own exception says nothing, and the report has no traceback of it."""
     fleet = Fleet(Settings(stale_seconds=1e6), Clock(START + 250.0))

@@ -413,6 +413,15 @@ def test_ranks_that_are_alike_are_reported_as_one() -> None:
     assert verdict.sentence.endswith("; 2 ranks alike")
 
 
+def test_ranks_of_another_machine_are_not_counted_as_alike() -> None:
+    """Nobody has seen them here."""
+    ranks = [rank_after(calm(30), rank=r)[0].standing for r in (0, 1)]
+
+    verdict = judge(ranks, 4, START + 30)
+
+    assert verdict.sentence.endswith("; 2 ranks alike, 2 not known here")
+
+
 def test_a_finished_rank_does_not_speak_for_one_that_runs() -> None:
     """The run is over when all of it is."""
     verdict = of_run(rank_after([*calm(30), end()]), rank_after(calm(30), rank=1))

@@ -35,6 +35,7 @@ class Act:
             after it has been silent for long.
         later: Scripted time from the last step until then. Unit: s.
         world_size: Ranks, joined by gloo where they are several.
+        nodes: Machines that they run on, as many on each. Somebody looks at the first.
         starts: Scripted seconds after ``clock.START``. Unit: s.
         dtype: Of autocast.
         scaler: Arguments of the GradScaler; ``None`` for none.
@@ -58,6 +59,7 @@ class Act:
     look: Look = "running"
     later: float = 4.0
     world_size: int = 1
+    nodes: int = 1
     starts: float = 0.0
     dtype: str = "float16"
     scaler: dict[str, Any] | None = field(default_factory=dict)
@@ -148,6 +150,16 @@ _ALL = (
         steps=40,
         world_size=8,
         raises=(3, 30),
+        look="ended",
+        later=60.0,
+    ),
+    # The rank that is killed is on the machine that nobody looks at.
+    Act(
+        name="two_nodes",
+        steps=40,
+        world_size=4,
+        nodes=2,
+        killed=(3, 30),
         look="ended",
         later=60.0,
     ),

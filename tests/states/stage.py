@@ -70,8 +70,9 @@ def _play_all(names: list[str], directory: Path, hook: str) -> None:
 
 def play(act: Act, place: Path, hook: str) -> None:
     """Play one script to its end, and look at it when its time has come."""
-    for part in ("rings", "runtime", "state"):
-        (place / part).mkdir(parents=True, mode=0o700)
+    for node in range(act.nodes):
+        for part in ("rings", "runtime", "state"):
+            (_node(place, node) / part).mkdir(parents=True, mode=0o700)
     CLOCK.put(START)
     ranks: list[tuple[int, socket.socket]] = []
     for each in act.trainings:
@@ -122,14 +123,21 @@ def _report(place: Path, now: float) -> None:
 def _train(act: Act, rank: int, place: Path, hook: str, line: socket.socket) -> None:
     from tests.states.training import train  # noqa: PLC0415 - after the clock
 
-    _settle_in(place)
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(act.world_size)}
+    node, local_rank = divmod(rank, act.world_size // act.nodes)
+    _settle_in(_node(place, node))
+    ranks = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": act.world_size}
+    os.environ |= {name: str(value) for name, value in ranks.items()}
     own = place / f"{act.name}-{rank}"
     own.mkdir()
     # What an exception writes goes into a file, so that the test's own output stays readable.
     errors = os.open(own / "stderr", os.O_WRONLY | os.O_CREAT)
     os.dup2(errors, 2)
     train(act, rank, own, f"{hook}/{act.name}/{rank}", line, CLOCK)
+
+
+def _node(place: Path, node: int) -> Path:
+    """Return where the files of a machine are; of the first beside what all have noted."""
+    return place / f"node{node}" if node else place
 
 
 def _settle_in(place: Path) -> None:

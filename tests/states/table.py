@@ -317,6 +317,15 @@ TABLE: dict[str, tuple[Row, ...]] = {
             denies=(r"ranks alike", r"out of memory"),
         ),
     ),
+    "two_nodes": (
+        Row(
+            run="two-nodes",
+            level="failed",
+            fires=(("AmpwatchRunFailed",),),
+            silent=_SCALE_ALERTS,
+            denies=(r"\brank 3\b", r"[Rr]ead the traceback", r"out of memory"),
+        ),
+    ),
     "stale": (
         Row(
             run="stale",

@@ -70,9 +70,6 @@ def _play_all(names: list[str], directory: Path, hook: str) -> None:
 
 def play(act: Act, place: Path, hook: str) -> None:
     """Play one script to its end, and look at it when its time has come."""
-    for node in range(act.nodes):
-        for part in ("rings", "runtime", "state"):
-            (_node(place, node) / part).mkdir(parents=True, mode=0o700)
     CLOCK.put(START)
     ranks: list[tuple[int, socket.socket]] = []
     for each in act.trainings:
@@ -141,6 +138,8 @@ def _node(place: Path, node: int) -> Path:
 
 
 def _settle_in(place: Path) -> None:
+    for part in ("rings", "runtime", "state"):
+        (place / part).mkdir(parents=True, exist_ok=True, mode=0o700)
     os.environ |= {
         "AMPWATCH_RUNTIME_DIR": str(place / "runtime"),
         "AMPWATCH_RING_DIR": str(place / "rings"),

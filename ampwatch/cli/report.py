@@ -25,8 +25,8 @@ Report what went wrong in a training: what to do first, what broke, where, since
 sure that is.
 
 A run with a finding writes a report at once, and again when it ends. For a run that was killed,
-ran out of memory or hangs, the rest is read from its ring in shared memory. A run without findings
-leaves no report. A report is a JSON file: copy it to any machine and name it here. No daemon is
+ran out of memory or hangs, the rest is read from its ring in shared memory. Of a run that ended
+without findings the daemon writes one. A report is a JSON file: copy it to any machine and name it here. No daemon is
 needed, and nothing is changed.
 """
 
@@ -191,14 +191,12 @@ def _nothing(asked: str | None, settings: Settings) -> NoReturn:
     places += ring_directories(settings.ring_dir, settings.runtime_dir)
     where = ", ".join(map(str, places))
     if asked is None:
-        msg = (
-            f"no report and no running training in {where}; a run that ended well leaves no report"
-        )
+        msg = f"no report and no running training in {where}; without a daemon a run that ended well leaves none"
         raise ReportError(msg)
     others = {box.identity.run for box in find_leftovers(settings).boxes}
     names = f"only {', '.join(sorted(others))}" if others else "nor any other"
     names += f"; to read the directory, write ./{asked}" if Path(asked).is_dir() else ""
-    msg = f"no run or file {asked!r} in {where}, {names}; a run that ended well leaves no report{did_you_mean(asked, others)}"
+    msg = f"no run or file {asked!r} in {where}, {names}; without a daemon a run that ended well leaves none{did_you_mean(asked, others)}"
     raise ReportError(msg)
 
 

@@ -79,7 +79,7 @@ class RingWatcher:
         read_until_ns: When the daemon before this one has read the rings last, as Unix time; infinite if
             that is not known. Unit: ns.
         any_user: Read every user's rings.
-        leftovers: Keeps what a process that died or hangs has left; ``None`` for nobody.
+        leftovers: Writes the reports that processes have not written; ``None`` for nobody.
         clock: Unix time. Unit: s.
         stopwatch: Monotonic time. Unit: s.
     """
@@ -211,14 +211,18 @@ class RingWatcher:
         self._detect_silence(path, ring)
         if any(isinstance(record, EndRecord) for record in records):
             self._settle(path, remove_after=ended_at + self._grace_seconds, is_over=True)
+            self._save(path, ring, RunState.FINISHED)
         elif not alive:
             until = ring.last_ns / 1e9 + FLIGHT_RECORDER_SECONDS
             self._settle(path, remove_after=until, is_over=True, died=True)
-            if self._leftovers is not None:
-                self._leftovers.write(path, ring.reader.identity, RunState.FAILED)
+            self._save(path, ring, RunState.FAILED)
         elif signature is not None and not signature.is_same_file(ring.signature):
             # Somebody put another file in its place, which is taken up right after this.
             self._settle(path, remove_after=NEVER)
+
+    def _save(self, path: Path, ring: _Followed, state: RunState) -> None:
+        if self._leftovers is not None:
+            self._leftovers.write(path, ring.reader.identity, state)
 
     def _forget_death(self, path: Path, identity: RunIdentity) -> None:
         """Begin anew with a writer that was taken for dead."""
@@ -232,7 +236,7 @@ class RingWatcher:
         is_silent = self._fleet.state_of(str(path)) is RunState.STALE
         if is_silent != ring.is_silent and self._leftovers is not None:
             if is_silent:
-                self._leftovers.write(path, ring.reader.identity, RunState.STALE)
+                self._save(path, ring, RunState.STALE)
             else:
                 self._leftovers.forget(ring.reader.identity)
         ring.is_silent = is_silent
@@ -325,7 +329,7 @@ class RingWatcher:
 
 
 class LeftoverWriter:
-    """Writes reports in the place of processes that cannot.
+    """Writes the reports of processes that cannot write them, and of those that ended well.
 
     Args:
         settings: Where reports are, and how many.
@@ -334,7 +338,7 @@ class LeftoverWriter:
         failures: How often one could not be written.
 
     Cost:
-        Reading a ring whole: 0.1 s, once for each process that dies or falls silent.
+        Reading a ring whole: 0.1 s, once for each process that ends, dies or falls silent.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -342,7 +346,7 @@ class LeftoverWriter:
         self._settings = settings
 
     def write(self, path: Path, identity: RunIdentity, state: RunState) -> None:
-        """Write the report of a writer that is gone and has not reported why, or that is silent. Never raises."""
+        """Write the report of a writer that has ended, is gone without a word, or is silent. Never raises."""
         try:
             save_leftovers(path, identity, state, self._settings)
         except Exception as error:  # noqa: BLE001 - a boundary, see below

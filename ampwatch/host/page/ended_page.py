@@ -86,7 +86,7 @@ def list_html(
     about = [
         f"Runs whose reports were written in the last {days} days, the newest first. Their directory is ",
         element("code", directory or "not known"),
-        ". A run without findings leaves no report. A run with another ",
+        ". A run with another ",
         element("code", "report_dir"),
         " is not listed: ",
         element("code", "ampwatch report PATH"),

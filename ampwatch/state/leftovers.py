@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ampwatch.wire.records import RunIdentity
 
 ENDED_STEPS = 64
-"""Newest iterations in the report of a run that ended well: enough for the time of a step. Of them, a rank has 20 kB."""
+"""Newest iterations in the report of a run that ended well: enough for the time of a step; some 50 kB a rank."""
 
 SILENT = (
     "its process is alive, but has ended no step for a long time; look for a collective that not"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ampwatch.wire.blackbox import Box
 
 VANISHED = (
-    "It has not said how it ended, and left no ring on this machine: killed, out of memory, or"
+    "It did not report its end, and left no ring on this machine: killed, out of memory, or"
     " still running elsewhere"
 )
 WAS_RUNNING = "It was running when this was written"

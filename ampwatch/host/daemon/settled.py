@@ -88,7 +88,7 @@ def surplus(files: Mapping[Path, Settled]) -> list[Path]:
     """Return what has to go where runs that are over take too much room; never the newest one.
 
     The oldest go first, and flight recorders last: of a run that has ended by itself, a report is
-    on disk if there is anything to say.
+    on disk.
     """
     left = [(path, settled) for path, settled in files.items() if settled.left_by is not None]
     found = []

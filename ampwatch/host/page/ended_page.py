@@ -151,7 +151,7 @@ def _row(row: RunRow, picked: Sequence[str]) -> Markup:
         span(row.seconds),
         number(row.iterations),
         _level(row.level, row.state),
-        row.cause if row.has_ended else f"{row.cause}. It has not said how it ended.",
+        row.cause if row.has_ended else f"{row.cause}. It did not report its end.",
     )
     shown_cells = [
         element("td", cell, data_head=head) for head, cell in zip(HEADS, cells, strict=True)

@@ -306,8 +306,8 @@ def _warnings(subject: _Subject) -> Iterator[str]:
     notes = []
     if share and record.before is not None:
         notes.append(
-            f"About {share} of the elements are zero now, flushed by the format: shown is what they were when"
-            f" they were measured at step {number(record.before_step)}, before that."
+            f"About {share} of the elements are zero now, flushed by the format. The picture shows them as"
+            f" measured before that, at step {number(record.before_step)}."
         )
     if subject.is_cut_below:
         more = (
@@ -317,7 +317,7 @@ def _warnings(subject: _Subject) -> Iterator[str]:
         )
         notes.append(
             f"About {share} of the elements were zero before they were measured, flushed by the format: {more},"
-            " and look again."
+            " and measure again."
         )
     if subject.is_cut_above:
         parts = ((histogram.nans, "NaN"), (histogram.infs, "infinite"))

@@ -21,11 +21,11 @@ from ampwatch.errors import CLOSED, LIMITS, RAISE_THE_LIMIT, StateError, did_you
 from ampwatch.guard import Guard, Log, is_of_a_signal
 from ampwatch.report import notebook
 from ampwatch.report.html_report import render_html
+from ampwatch.report.judged_boxes import render_json
 from ampwatch.report.op_lines import GROUPINGS
 from ampwatch.report.op_table import render as render_ops
 from ampwatch.report.precision_words import NO_CENSUS, report_lines
 from ampwatch.report.report import render_boxes
-from ampwatch.report.standing import render_json
 from ampwatch.settings import Settings, unknown_variables
 from ampwatch.state.facts import LOGGED, WHOLE_RUN
 from ampwatch.training.actions.base import Subscription
@@ -83,8 +83,8 @@ def monitor(
 ) -> Monitor:
     """Watch a mixed-precision training until it ends; the training loop stays as it is.
 
-    A model or scaler that is watched already changes hands: the older monitor is
-    closed, with a warning, so that running a notebook's cell again just works.
+    If the model or scaler is already watched, the older monitor is closed with a warning, so that a
+    notebook's cell can be run again.
 
     Args:
         model: The model, a list of models, or ``None``; or an ``accelerate.Accelerator``, which has
@@ -257,12 +257,12 @@ class Monitor:
 
     @property
     def models(self) -> list[nn.Module]:
-        """The watched models that still live."""
+        """The watched models that still exist."""
         return alive(self._models)
 
     @property
     def is_scaled(self) -> bool:
-        """Whether a scaler that is watched scales the loss: one handed in, found in use, or in an engine."""
+        """Whether a watched scaler scales the loss: one passed in, one found in use, or that of an engine."""
         scaler, foreign = self._session.bus.scaler, self._loss_scaler
         if scaler is not None:
             return scaler.is_enabled()
@@ -270,14 +270,14 @@ class Monitor:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing is watched (any more)."""
+        """Whether the monitor is closed, or was never open (level ``off``)."""
         return self._closed
 
     @property
     def url(self) -> str:
         """Address of the page and of ``/metrics``, without the token; empty without a daemon.
 
-        It may be in a log: ``ampwatch url`` prints the one with which a browser comes first.
+        It can be logged. ``ampwatch url`` prints the address with the token, for a new browser.
         """
         return self._outlet.url
 
@@ -289,19 +289,19 @@ class Monitor:
 
     @property
     def last_step(self) -> LastStep:
-        """The iteration that has ended last, with what is known of it without a sync."""
+        """The newest iteration that has ended, as far as it is known without a sync."""
         self._session.catch_up()
         return self._session.last_step
 
     def metrics(self) -> dict[str, float]:
         """Return the newest numbers, flat, for any logger: ``{"amp/loss_scale": 65536.0, ...}``.
 
-        They are of the newest iteration that has arrived, ``amp/step``; those of gradients of the
-        newest one in which they were measured, ``amp/sample_step``. Keys and units are in
-        docs/logged-metrics.md; a number that is not known has no key. Still there after ``close``.
+        They are of the iteration ``amp/step``, the newest one that has been read; those of gradients are of
+        ``amp/sample_step``, the newest one in which gradients were measured. docs/logged-metrics.md lists keys
+        and units; an unknown number has no key. They can be read after ``close()``.
 
         Returns:
-            Plain floats. Finite, but for the loss, which is NaN or infinite where it is.
+            Floats. All are finite, except a loss that is not.
 
         Cost:
             About 20 us. Never waits for a device, never raises.
@@ -313,11 +313,12 @@ class Monitor:
         return self._logged((*LOGGED, *WHOLE_RUN))
 
     def gradient_norms(self) -> dict[str, float]:
-        """Return the L2 norm of the gradient of each parameter, without the loss scale.
+        """Return the L2 norm of the gradient of each parameter, divided by the loss scale.
 
-        Before clipping; without a scaler where the optimizer steps, so after it. Of the newest iteration in which gradients were measured (``amp/sample_step``), after all
-        that was accumulated in it. Of a sharded parameter it is that of the shard of this rank. What
-        is not finite is left out; nothing at level ``light``.
+        The norms are of the newest iteration in which gradients were measured (``amp/sample_step``), with all
+        that was accumulated in it. With a scaler they are taken before clipping, without one when the
+        optimizer steps, so after clipping. The norm of a sharded parameter is that of this rank's shard.
+        Norms that are not finite are left out. At level ``light`` there are none.
         """
         return dict(self._diagnosis.norms)
 
@@ -334,10 +335,10 @@ class Monitor:
     ) -> None:
         """Call ``callback(finding)`` when a finding is made, and again when it has become worse.
 
-        It has become worse when its severity has risen, or that of what it explains. A callback that
-        raises is logged once and not called again. It runs where the finding is made, as a rule on
-        the training thread inside of ``scaler.update()``: it should be quick. ``ampwatch.actions``
-        has ready ones, also for what has to wait for the end of the step.
+        It has become worse when its severity has risen, or that of a finding it explains. A callback that
+        raises is logged once and not called again. It should be quick: it runs where the finding is made,
+        mostly on the training thread within ``scaler.update()``. ``ampwatch.actions`` has ready-made ones, also
+        for work that has to wait for the end of the step.
 
         Args:
             callback: A function, or an action of ``ampwatch.actions``, made for this monitor alone.
@@ -360,25 +361,24 @@ class Monitor:
             self._session.bus.call_at_boundary(self._outlet.settle)
 
     def log_to(self, sink: object, *, every: int = 50, by_module: bool = False) -> None:
-        """Hand ``metrics()`` to a logger of yours every few iterations, and findings as text.
+        """Pass ``metrics()`` to your logger every few iterations, and findings as text.
 
-        From a thread of its own: a logger that is slow or hangs costs a training nothing, and what does
-        not fit into the queue is dropped and counted. One that raises, or is closed, is named once in
-        the log and gets nothing more. With ``close()`` it gets the last numbers and ``summary()``. Once
-        more with the same logger, only ``every`` and ``by_module`` change. docs/loggers.md has what
-        each of them shows.
+        A thread of its own calls the logger, so a slow one does not slow down the training; what does
+        not fit into the queue is dropped and counted. A logger that raises, or is closed, is named once in
+        the log and not called again. ``close()`` passes the last numbers and ``summary()``. Called again
+        with the same logger, only ``every`` and ``by_module`` change. docs/loggers.md describes what
+        each logger shows.
 
         Args:
             sink: A SummaryWriter (PyTorch's or tensorboardX's), a run of W&B or Trackio, ``mlflow`` with
                 an active run, ``(client, run_id)`` of MLflow, or ``f(numbers, step)``.
             every: Iterations from one point to the next.
-            by_module: Whether TensorBoard, W&B and Trackio get a histogram of the gradients of each module, too,
-                not only of all of them.
+            by_module: Whether TensorBoard, W&B and Trackio also get a histogram of the gradients of each module.
 
         Raises:
             StateError: If the monitor is closed.
-            SettingsError: If the logger is none of these or has no run, ``every`` is no count, or
-                ``by_module`` no yes or no.
+            SettingsError: If the logger is none of these or has no run, if ``every`` is not a positive
+                integer, or ``by_module`` not a bool.
 
         Cost:
             Some 50 us on the training thread each time, 0.5 us for each module, and 2 us more where
@@ -403,9 +403,8 @@ class Monitor:
         """Return the run in words: what happened, where, since when, how sure, what to change.
 
         Args:
-            format: ``text`` for a terminal; ``html`` for a page of its own, with pictures, that
-                needs nothing beside it; ``json`` for programs, and for ``ampwatch report FILE``
-                on any machine.
+            format: ``text`` for a terminal; ``html`` for a self-contained page with pictures; ``json`` for
+                programs, and for ``ampwatch report FILE`` on any machine.
 
         Raises:
             ValueError: If the format is another one.
@@ -420,7 +419,7 @@ class Monitor:
         return text.encode(errors="backslashreplace").decode()  # a file's name may be no UTF-8
 
     def box(self) -> Box:
-        """Return what a report rests on. Cost: some ms."""
+        """Return the data that a report is made of. Cost: some ms."""
         # First: iterations that catching up delivers belong to the evidence, too.
         self._session.catch_up()
         box = self._outlet.evidence() or Box(self.identity, written_ns=time.time_ns())
@@ -431,9 +430,9 @@ class Monitor:
     def live(self, every_seconds: float = 2.0) -> None:
         """Show the run below this cell of a notebook, drawn again while cells run.
 
-        State, cause, place and remedy, and the history of loss scale and loss. Drawn at the ends of
-        iterations and with ``close()``, on the training thread, in the kernel's own output: no thread, no
-        server. Once more, in another cell, it goes on there. Does nothing outside of a notebook.
+        It shows state, cause, place and remedy, and the history of loss scale and loss. It is drawn at the end
+        of iterations and by ``close()``, on the training thread, as output of the cell: there is no thread
+        and no server. Called again in another cell, it continues there. Outside of a notebook it does nothing.
 
         Args:
             every_seconds: Shortest time between two pictures, 0.5 at least. Unit: s.
@@ -458,25 +457,25 @@ class Monitor:
         return bundle or {"text/plain": repr(self)}
 
     def end_iteration(self, *, loss_scale: object = None, skipped: object = False) -> None:
-        """End the open iteration, where nothing that is watched does; from then on only this ends one.
+        """End the open iteration. After the first call, iterations end only by this method.
 
-        For a scaler that no ``LossScaler`` can describe, and for steps that are not heard: compiled,
-        functional, taken by a class of your own. Called once an iteration, after its step. Never
-        raises into a training, and does nothing once the monitor is closed.
+        It is for a scaler that no ``LossScaler`` can describe, and for steps that ampwatch does not see:
+        compiled ones, functional ones, those of a class of your own. Call it once an iteration, after the
+        step. It never raises into a training, and does nothing once the monitor is closed.
 
         Args:
-            loss_scale: The loss scale as it is now, a number or a tensor with one element; ``None``
-                where no loss is scaled.
+            loss_scale: The current loss scale, a number or a tensor with one element; ``None`` if no
+                loss is scaled.
             skipped: Whether the step was skipped, a bool or a tensor with one element.
         """
         if not self._closed:
             self._session.end_iteration(loss_scale, skipped)
 
     def batch(self, *, samples: object = None, tokens: object = None) -> None:
-        """Count what the open iteration trains on, for samples and tokens per second.
+        """Count the samples and tokens of a batch, for samples and tokens per second.
 
-        Called once for each batch, anywhere in the iteration. Of one rank: what all ranks train on is
-        their sum, in Prometheus. Never raises into a training.
+        Call it once for each batch, anywhere in the iteration. Each rank counts its own batches; their sum
+        is in Prometheus. It never raises into a training.
 
         Args:
             samples: Samples of the batch.
@@ -488,20 +487,20 @@ class Monitor:
             self._session.count_batch(samples, tokens)
 
     def probe(self, name: str, tensor: _T) -> _T:
-        """Measure a tensor under a name, wherever the program has it: scores, logits, a loss term.
+        """Measure any tensor of the program under a name: scores, logits, a loss term.
 
-        It is measured as the output of a module of that name is, in the same iterations: its range,
-        its headroom, and the gradient that comes back to it are on the page, in metrics and findings.
-        Works in code that ``torch.compile`` compiles, of which it breaks no graph (values alone
-        there); what a CUDA graph replays is measured when it is captured and not again. Never raises
+        It is measured like the output of a module of that name, in the same iterations: its range,
+        its headroom and its gradient are on the page, in metrics and in findings.
+        In code that ``torch.compile`` compiles it breaks no graph, and measures values but no gradients. In a
+        CUDA graph it measures at the capture and not in replays. It never raises
         into a training; under vmap, without gradients and once the monitor is closed it does nothing.
 
         Args:
-            name: Its name, as in ``"blocks.3.scores"``; 256 of a training are measured.
+            name: Its name, as in ``"blocks.3.scores"``; at most 256 names of a training are measured.
             tensor: A floating-point tensor of any shape, on any device.
 
         Returns:
-            The very tensor.
+            The same tensor.
 
         Cost: 1 us; in sampled iterations that of an output of a module.
         """
@@ -545,11 +544,11 @@ class Monitor:
 
     @property
     def part(self) -> Part | None:
-        """The laboratory's part of the training, for ``ampwatch.lab``; ``None`` where it is off."""
+        """The laboratory of this training, for ``ampwatch.lab``; ``None`` if it is off."""
         return self._session.part
 
     def close(self) -> None:
-        """Take everything off: hooks, taps, ring. Idempotent; findings stay readable."""
+        """Remove all hooks and patches, and close the ring. Idempotent; findings stay readable."""
         self._close(RunState.FINISHED, "")
 
     def _watches(self, *things: object) -> bool:

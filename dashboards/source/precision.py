@@ -141,7 +141,7 @@ def _mix() -> tuple[Panel, ...]:
             description=described(
                 shows=f"Shares of the FLOPs of {OVER} by run, over all of its ranks, and for how"
                 " long it has been running: a young run has few counts.",
-                good="as said of the tiles above.",
+                good="as for the tiles above.",
                 act="choose the run that differs.",
                 metrics=[_FLOPS, _ELIGIBLE, _FALLBACK, _COUNTED, _START],
             ),

@@ -115,7 +115,7 @@ def speed() -> tuple[TimeSeries, ...]:
 
 
 def facts() -> Table:
-    """Return what the ranks said about themselves."""
+    """Return what the ranks reported about themselves."""
     said = {
         "run": "Run",
         "autocast_dtype": "Autocast",
@@ -131,7 +131,7 @@ def facts() -> Table:
         id=601,
         title="Facts",
         description=described(
-            shows="What the ranks said about themselves at the start.",
+            shows="What the ranks reported about themselves at the start.",
             good="one line for each run: all ranks agree. Ranks equals World size.",
             act="two lines: the ranks run with different settings or versions; the columns that"
             " differ say in what. Fewer ranks than the world size: not every host has a daemon.",

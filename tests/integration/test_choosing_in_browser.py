@@ -170,7 +170,7 @@ def test_on_a_phone_the_runs_are_folded_until_they_are_wanted(
     """And fold again when one is chosen."""
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
     with runs(place, "one", "two"):
-        page.says("#runs-summary", "2 runs, shown is two")
+        page.says("#runs-summary", "2 runs, showing two")
         row = option(page, "#runs-list", "one")
         assert not row.is_displayed()
         page.click("#runs-summary")
@@ -304,14 +304,14 @@ def test_each_finding_has_a_link_that_leads_back_to_it(place: Place, page: Page)
 @pytest.mark.parametrize(
     ("fragment", "words"),
     [
-        ("run=nobody", "If it has ended, ampwatch report nobody says what went wrong in it."),
+        ("run=nobody", "If it has ended, see ampwatch report nobody."),
         ("run=gpt&started=1.000", "started at another time"),
-        ("run=gpt&rank=1", "Rank 1 of gpt is not on this machine: shown is rank 0."),
-        ("run=gpt&rank=7", "gpt has no rank 7: shown is rank 0."),
-        ("run=gpt&rank=<b>", "gpt has no rank <b>: shown is rank 0."),
+        ("run=gpt&rank=1", "Rank 1 of gpt is not on this machine. Showing rank 0."),
+        ("run=gpt&rank=7", "gpt has no rank 7. Showing rank 0."),
+        ("run=gpt&rank=<b>", "gpt has no rank <b>. Showing rank 0."),
         ("run=gpt&finding=x@y", "Rank 0 has no finding x@y."),
-        ("run=gpt&step=99", "Step 99 is not there yet: the newest is 29."),
-        ("run=gpt&step=none", "“none” is no step."),
+        ("run=gpt&step=99", "Step 99 has not run yet: the newest is 29."),
+        ("run=gpt&step=none", "“none” is not a step."),
         ("run=gpt&with=nobody", "There is no run nobody here to compare with."),
         ("run=gpt&with=gpt", "gpt has no other rank to compare with."),
         ("run=gpt&with=calm&withrank=3", "calm has no rank 3 here to compare with."),

@@ -285,6 +285,6 @@ def test_a_plan_colours_the_map_by_the_cheapest_format(mapped: Mapped, page: Pag
     assert len(page.text("#map-words").splitlines()) >= len(says)
 
     page.browser.find_element(By.CSS_SELECTOR, "#map-shows [value=trouble]").click()
-    page.says("#map-legend", "A column is a sample")
+    page.says("#map-legend", "Each column is one or more samples")
     assert not page.browser.find_element(By.ID, "map-about").is_displayed()
     assert page.complaints() == []

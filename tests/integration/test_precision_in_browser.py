@@ -208,7 +208,7 @@ return import("/static/gpus.js").then(({ showGpus }) => {
             {"31": [4, 2800.0]},
             [
                 "XID 31: 4 \N{MULTIPLICATION SIGN}, the newest 2 h ago",
-                "3 ECC errors that were not corrected",
+                "3 uncorrected ECC errors",
                 "rows of memory are replaced at the next reset",
                 "a row of memory could not be replaced",
             ],

@@ -98,7 +98,7 @@ def test_a_page_is_not_left_out_without_a_word(capsys: pytest.CaptureFixture[str
 def test_a_run_that_ended_well_is_read_from_its_ring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It leaves no report; one of a run of that name before it is not the newest."""
+    """Without a daemon it leaves no report; one of a run of that name before it is not the newest."""
     monkeypatch.setenv("AMPWATCH_REPORT_DIR", str(tmp_path / "runs"))
     monkeypatch.setenv("AMPWATCH_RING_DIR", str(tmp_path / "rings"))
     before = Box(identity(started_ns=1, pid=1), RunState.FAILED, findings=[alarm()])

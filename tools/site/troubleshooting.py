@@ -61,7 +61,7 @@ GROUPS = {
 TABLES: dict[str, tuple[tuple[str, Mapping[str, str]], ...]] = {
     "Training": (
         ("What PyTorch says where CUDA ought to work", training.TROUBLE),
-        ("What is said where the kernel for a device cannot be made ready", training.NEEDED),
+        ("Messages where the kernel for a device cannot be made ready", training.NEEDED),
     ),
     "GPUs": (
         (

@@ -31,7 +31,7 @@ NO_MEMORY_GAIN = Kind(
     ),
     advice=(
         "Autocast halves activations, not weights, gradients or the state of the optimizer. A larger"
-        " batch makes more of it; to save memory on weights use bfloat16 weights with stochastic"
+        " batch increases the saving; to save memory on weights use bfloat16 weights with stochastic"
         " rounding or an 8-bit optimizer (torchao), shard them (fully_shard), or train adapters."
     ),
 )

@@ -42,7 +42,7 @@ class Settled:
         problem: Why it cannot be read or removed, if so.
         was_read: It was a ring.
         left_by: Whose run is over, if one is, and has left it for a daemon to come.
-        died: It is a flight recorder: the run has not said how it ended.
+        died: It is a flight recorder: the run has not reported how it ended.
         last_ns: Newest time its writer is known to have lived. Unit: ns.
     """
 
@@ -88,7 +88,7 @@ def surplus(files: Mapping[Path, Settled]) -> list[Path]:
     """Return what has to go where runs that are over take too much room; never the newest one.
 
     The oldest go first, and flight recorders last: of a run that has ended by itself, a report is
-    on disk if there is anything to say.
+    on disk.
     """
     left = [(path, settled) for path, settled in files.items() if settled.left_by is not None]
     found = []

@@ -80,7 +80,7 @@ def test_a_run_that_goes_on_has_not_ended(tmp_path: Path) -> None:
     page = ask(site).body.decode()
     assert ">gone</a>" in page
     assert ">gpt</a>" not in page
-    assert "It has not said how it ended." in page
+    assert "It did not report its end." in page
     fleet.apply("ring", who, [], alive=False, lost=0, dropped=0)
     assert ">gpt</a>" in ask(site).body.decode()
 

@@ -26,7 +26,7 @@ export function writeAddress(asked) {
 
 /** What to say of a run that is not in the state. What follows "~" the daemon has added to its name. */
 export function notHere(run) {
-  return `The run ${run} is not here: it has not begun yet, or this daemon does not watch it (any more). If it has ended, ampwatch report ${run.split("~")[0]} says what went wrong in it.`;
+  return `Run ${run} is not shown: it has not started, or this daemon no longer watches it. If it has ended, see ampwatch report ${run.split("~")[0]}.`;
 }
 
 /**
@@ -41,7 +41,7 @@ export function resolve(state, asked) {
   const found = find(state.runs, asked.run, asked.started);
   if (found.amiss) amiss.push(found.amiss);
   const name = found.name ?? worst(state.runs);
-  if (asked.run !== null && !found.name) amiss.push(`Shown is ${name}.`);
+  if (asked.run !== null && !found.name) amiss.push(`Showing ${name}.`);
   const run = state.runs[name];
   // Of a run that is shown in the place of another one, nothing that was asked of that one holds.
   const asks = asked.run === null || found.name ? asked : { ...NOTHING, with: asked.with, withrank: asked.withrank };
@@ -69,7 +69,7 @@ function find(runs, asked, started) {
   if (then !== undefined) return { name: then };
   if (!(asked in runs)) return { amiss: notHere(asked) };
   if (started === null) return { name: asked };
-  return { name: asked, amiss: `The run ${asked} that the address asks for is not here any more: shown is one of the same name that started at another time.` };
+  return { name: asked, amiss: `Run ${asked} of this address is no longer shown. This is a run of the same name that started at another time.` };
 }
 
 function rankOf(name, run, asked, amiss) {
@@ -78,7 +78,7 @@ function rankOf(name, run, asked, amiss) {
   if (asked.rank !== null) {
     const isElsewhere = /^\d+$/.test(asked.rank) && Number(asked.rank) < run.world_size;
     const why = isElsewhere ? `Rank ${asked.rank} of ${name} is not on this machine` : `${name} has no rank ${asked.rank}`;
-    amiss.push(`${why}: shown is rank ${speaker}.`);
+    amiss.push(`${why}. Showing rank ${speaker}.`);
     return speaker;
   }
   const [having] = run.found[asked.finding] ?? [speaker];
@@ -97,14 +97,14 @@ function findingOf(run, rank, key, amiss) {
 function stepOf(rank, step, amiss) {
   if (step === null || !isWhole(rank)) return null;
   if (!/^\d+$/.test(step)) {
-    amiss.push(`“${step}” is no step.`);
+    amiss.push(`“${step}” is not a step.`);
     return null;
   }
   const first = Math.min(...Object.keys(rank.series).map(Number));
   if (rank.step === undefined || Number(step) > rank.step) {
-    amiss.push(`Step ${number(Number(step))} is not there yet: ${rank.step === undefined ? "there is no step" : `the newest is ${number(rank.step)}`}.`);
+    amiss.push(`Step ${number(Number(step))} has not run yet: ${rank.step === undefined ? "there is no step" : `the newest is ${number(rank.step)}`}.`);
   } else if (Number(step) < first) {
-    amiss.push(`Step ${number(Number(step))} is not known any more: what is known begins at step ${number(first)}.`);
+    amiss.push(`Step ${number(Number(step))} is no longer known: the history begins at step ${number(first)}.`);
   }
   return Number(step);
 }

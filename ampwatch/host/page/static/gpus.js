@@ -60,12 +60,12 @@ function cell({ feature, show }, gpu, reasons) {
   return make("td", { class: "absent" }, "–", make("p", { class: "place" }, reason ? reasons[reason] : ""));
 }
 
-const TROUBLES = "XID errors since the daemon listens, uncorrected ECC errors, rows of memory that could not be replaced yet";
+const TROUBLES = "XID errors since the daemon started, uncorrected ECC errors, rows of memory that could not be replaced yet";
 
 /** What has gone wrong in the hardware or its driver; "none" only where it would be known. */
 function trouble({ xids, values: { ecc, remapped_rows: rows }, capabilities }, reasons, now) {
   const found = Object.entries(xids).map(([code, [count, seen]]) => `XID ${code}: ${number(count)} ×, ${count > 1 ? "the newest " : ""}${span(Math.max(0, now - seen))} ago`);
-  if (ecc?.uncorrected) found.push(`${number(ecc.uncorrected)} ECC errors that were not corrected`);
+  if (ecc?.uncorrected) found.push(`${number(ecc.uncorrected)} uncorrected ECC errors`);
   if (rows?.pending) found.push("rows of memory are replaced at the next reset");
   if (rows?.failure) found.push("a row of memory could not be replaced");
   if (found.length) return make("td", {}, ...found.map((words) => make("p", { class: "level", "data-level": "warning" }, `▲ ${words}`)));

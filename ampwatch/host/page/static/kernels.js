@@ -32,7 +32,7 @@ export function showKernels(columns, kernels, ceiling) {
 
 function bandWords([low, high]) {
   if (low === high) return `${percent(low)} on tensor cores`;
-  return `${percent(low)} certainly on tensor cores; of ${percent(high - low)} the names of the kernels do not say`;
+  return `${percent(low)} certainly on tensor cores; unknown for ${percent(high - low)}, by the names of the kernels`;
 }
 
 function unit(name) {

@@ -18,8 +18,8 @@ const WIDEST_OF_FEW = 120; // px of a column of which there are few, with names 
 const PRODUCTS = { forward: "forward", grad_input: "grad. of input", grad_weight: "grad. of weight" };
 const ASKED_FOR = ["plan", "errors"]; // parts of a map that are there if the training was asked for them
 const COLUMNS = {
-  plan: "A column is a product of the layer. A row that holds others shows the widest of their formats.",
-  errors: "A column is an error budget. A row that holds others shows the least exact of them.",
+  plan: "Each column is a product of the layer. A folded row shows the widest format of its modules.",
+  errors: "Each column is an error budget. A folded row shows the least exact of its modules.",
 };
 const ROOT = "(root)"; // how the daemon calls the module without a name in an address
 
@@ -396,7 +396,7 @@ function colours() {
 
 function showLegend({ legend, culprit, islands, asked }) {
   const any = Object.keys(islands).length > 0;
-  const columns = COLUMNS[asked] ?? "A column is a sample, or several; a gap between columns: many steps that were not measured.";
+  const columns = COLUMNS[asked] ?? "Each column is one or more samples. A gap between columns is many steps that were not measured.";
   rebuild(byId("map-legend"), [legend, culprit !== undefined, any], () => [
     ...legend.map(({ key, sign, word, meaning }) => make("li", {}, make("span", { class: "cell", "data-reason": key, "aria-hidden": "true" }),
       sign && !asked ? make("span", { class: "sign", "data-reason": key, "aria-hidden": "true" }, `${sign} `) : "", make("b", {}, word), ` ${meaning}`)),

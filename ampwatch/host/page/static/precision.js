@@ -69,7 +69,7 @@ export class Precision {
     rebuild(document.querySelector("#ops tbody"), [this.by, tables[this.by]], () => lines.map(
       (line) => make("tr", {}, ...shown.map((key) => this.cell(key, line, whole))),
     ));
-    setText(byId("ops-left-out"), leftOut[this.by] ? `${number(leftOut[this.by])} further lines, with less to say, are not shown.` : "");
+    setText(byId("ops-left-out"), leftOut[this.by] ? `${number(leftOut[this.by])} smaller rows are not shown.` : "");
   }
 
   head(key) {

@@ -56,7 +56,7 @@ export class Runs {
     if (this.brought !== this.selected) bring(this.list, this.rows.get(this.selected));
     this.brought = this.selected;
     setText(byId("runs-count"), this.words(names.length, found));
-    setText(byId("runs-summary"), `${count(names.length, "run")}, shown is ${this.selected}`);
+    setText(byId("runs-summary"), `${count(names.length, "run")}, showing ${this.selected}`);
   }
 
   /** The names in their order. It stays as it is while the pointer is on the list: no row moves away from it. */

@@ -5,8 +5,8 @@ import { permalink } from "./links.js";
 import { SKIPS, SYMBOLS, number, span } from "./words.js";
 
 const NO_NEWS = "It ends by itself when nothing is left to watch: start training, or run `ampwatch daemon`."
-  + " This page reconnects by itself and keeps what it has.";
-const NO_TOKEN = "The daemon is its user's alone: open the address that `ampwatch url` prints.";
+  + " This page reconnects by itself and keeps the last state.";
+const NO_TOKEN = "Only the user of the daemon can read this page: open the address that `ampwatch url` prints.";
 
 const TRIED = "✓ tried";
 

@@ -1,4 +1,4 @@
-"""The daemon keeps what processes leave that die or hang."""
+"""The daemon keeps what processes leave that die, hang or end well."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ampwatch.host.daemon.watcher import Rescue, RingWatcher
+from ampwatch.host.daemon.watcher import LeftoverWriter, RingWatcher
 from ampwatch.host.fleet import Fleet
 from ampwatch.settings import Settings
+from ampwatch.state.leftovers import ENDED_STEPS
 from ampwatch.wire.blackbox import Box, files
 from ampwatch.wire.records import RunState
 from ampwatch.wire.ring import RingWriter
@@ -20,25 +21,25 @@ from tests.workshop.records import end, identity, step
 
 
 class Watch:
-    """A watcher with a rescue, and a clock that is set by hand."""
+    """A watcher that writes leftovers, and a clock that is set by hand."""
 
     def __init__(self, directory: Path) -> None:
         self.reports = directory / "runs"
         self.rings = directory / "rings-here"
         settings = Settings.resolve({"report_dir": str(self.reports), "stale_seconds": 120})
         self.clock = Clock(START + 10)
-        self.rescue = Rescue(settings)
+        self.leftovers = LeftoverWriter(settings)
         self.fleet = Fleet(settings, self.clock)
         self.watcher = RingWatcher(
             self.fleet,
             lambda: [self.rings],
             grace_seconds=600,
-            rescue=self.rescue,
+            leftovers=self.leftovers,
             clock=self.clock,
         )
 
     def ring(self, *steps: int) -> RingWriter:
-        writer = RingWriter.create([self.rings], identity(), slots=64)
+        writer = RingWriter.create([self.rings], identity(), slots=128)
         for index in steps:
             writer.put(step(index))
         return writer
@@ -90,6 +91,33 @@ def test_a_process_that_hangs_leaves_a_report_while_it_hangs(watch: Watch) -> No
     assert [s.step for s in watch.left()[0].steps] == [0, 1]
     writer.close(end(), keep=True)
     watch.watcher.poll()
+    (box,) = watch.left()
+    assert (box.state, box.reason) == (RunState.FINISHED, "")
+
+
+def test_a_process_that_ends_well_leaves_a_short_report(watch: Watch) -> None:
+    """Once: what was written already stays as it is, also for a daemon that finds the ring anew."""
+    writer = watch.ring(*range(ENDED_STEPS + 2))
+    watch.watcher.poll()
+    assert not watch.left()
+    writer.close(end(), keep=True)
+    watch.watcher.poll()
+
+    (box,) = watch.left()
+    assert (box.state, box.written_by, box.findings) == (RunState.FINISHED, "daemon", [])
+    assert [s.step for s in box.steps] == list(range(2, ENDED_STEPS + 2))
+    (path,) = files.paths(watch.reports)
+    before = path.stat().st_ino
+    Watch(watch.reports.parent).watcher.poll()
+    assert path.stat().st_ino == before
+
+
+def test_a_process_without_a_step_leaves_no_report(watch: Watch) -> None:
+    """There was no training."""
+    watch.ring().close(end(), keep=True)
+    watch.watcher.poll()
+
+    assert [rank.state for rank in watch.fleet.ranks()] == [RunState.FINISHED]
     assert not watch.left()
 
 
@@ -103,7 +131,7 @@ def test_a_report_that_cannot_be_written_is_counted_and_reported(
     with caplog.at_level(logging.WARNING):
         watch.watcher.poll()
 
-    assert watch.rescue.failures == 1
+    assert watch.leftovers.failures == 1
     assert "cannot write the report of run gpt (stale): the directory" in caplog.text
     writer.close(end(), keep=False)
 

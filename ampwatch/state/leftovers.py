@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from ampwatch.wire.blackbox.box import Box
     from ampwatch.wire.records import RunIdentity
 
+ENDED_STEPS = 64
+"""Newest iterations in the report of a run that ended well: enough for the time of a step; some 50 kB a rank."""
+
 SILENT = (
     "its process is alive, but has ended no step for a long time; look for a collective that not"
     " every rank has reached, or for a data loader that waits"
@@ -77,16 +80,18 @@ def known_of(identity: RunIdentity, directory: Path) -> Box | None:
     return next((box for box in boxes if box.identity == identity), None)
 
 
-def salvage(path: Path, identity: RunIdentity, state: RunState, settings: Settings) -> None:
-    """Write the box of a process that cannot do so any more.
+def save_leftovers(path: Path, identity: RunIdentity, state: RunState, settings: Settings) -> None:
+    """Write the box of a process that has not done so itself.
 
-    Nothing is written for one that has had its last word.
+    A process with an alarming finding and one that fails write their own. Nothing is written for a run
+    without a step.
 
     Args:
         path: Its ring.
         identity: Who is known to write it; nothing is written for another one.
-        state: ``FAILED`` for a process that has died, ``STALE`` for one that hangs.
-        settings: Where boxes are, and how many.
+        state: ``FAILED`` for a process that has died, ``STALE`` for one that hangs, ``FINISHED`` for one
+            that has reported its end.
+        settings: Where boxes are, and how many; those of the daemon, which the training that starts one hands on.
 
     Raises:
         OSError: If the ring cannot be read, or the box not written.
@@ -95,10 +100,13 @@ def salvage(path: Path, identity: RunIdentity, state: RunState, settings: Settin
         return
     directory = files.report_directory(settings.report_dir)
     known = known_of(identity, directory)
-    if known is not None and known.state is RunState.FAILED:
-        return  # written by an earlier daemon, which has found this ring as well
-    box, _ = read_ring(path, "daemon")
-    if box.identity != identity or box.state is RunState.FINISHED:
+    if known is not None and known.state in (RunState.FAILED, state):
+        return  # by the process itself, or by an earlier daemon, which has found this ring as well
+    has_ended = state is RunState.FINISHED
+    box, _ = read_ring(path, "daemon", ENDED_STEPS if has_ended else KEPT_STEPS)
+    if box.identity != identity:
+        return
+    if box.state is RunState.FINISHED and not (has_ended and box.steps):
         return
     if state is RunState.STALE and not box.has_ended:
         box.state, box.reason = state, SILENT
@@ -106,7 +114,7 @@ def salvage(path: Path, identity: RunIdentity, state: RunState, settings: Settin
 
 
 def forget_silence(identity: RunIdentity, settings: Settings) -> None:
-    """Remove the box that said a process hangs, or had died, which has gone on after all."""
+    """Remove the box of a process that seemed to hang or to be dead, and has gone on."""
     directory = files.report_directory(settings.report_dir)
     known = known_of(identity, directory)
     if known is None or known.has_alarm:

@@ -143,7 +143,7 @@ class Settings:
     )
     report_dir: str = _knob(
         "",
-        "Directory of the reports that runs write when something goes wrong; `~/.local/state/ampwatch/runs` if empty. If it is set, they are written with `serve=False` as well.",
+        "Directory of reports; `~/.local/state/ampwatch/runs` if empty. If it is set, reports are written with `serve=False` as well.",
     )
     report_files: int = _knob(
         64,

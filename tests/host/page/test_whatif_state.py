@@ -129,7 +129,7 @@ def test_what_was_flushed_is_shown_as_it_was_before() -> None:
     state = _asked(_gradients(now, flushed=11, before=before, before_step=30))
 
     assert state["cut"].startswith("▲ About 91.7 % of the elements are zero now")
-    assert "measured at step 30, before that" in state["cut"]
+    assert "measured before that, at step 30" in state["cut"]
     assert state["whole"] == "the non-zero elements"
     fits = {card["name"]: card["fits"] for card in state["formats"]}
     assert fits["float16"] == "fits_scaled"

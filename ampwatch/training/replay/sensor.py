@@ -44,7 +44,7 @@ class ReplaySensor(Sensor):
     """Keeps what the models are called with, and makes the calls of a failed step again on a replica.
 
     A step that was skipped has left the weights as they were. Where no scaler skips steps, a loss that
-    is in host memory is read before backward begins, and some gradients after it (``Witnesses``), and the
+    is in host memory is read before backward begins, and some gradients before the step (``Witnesses``), and the
     replay comes before the weights break. On a device the verdict arrives some iterations later; their
     calls are kept meanwhile, and the weights are those of now.
 
@@ -78,7 +78,6 @@ class ReplaySensor(Sensor):
         self._arrived = self._newest_failed = -1
         self._loss_begins_at = 0
         self._witnesses = Witnesses(context.registry, context.names)
-        self._broken_at = -1
         self._endangered: tuple[Tensor, ...] = ()
         self._hooked_at = -1
         self._is_followed = False
@@ -251,28 +250,22 @@ class ReplaySensor(Sensor):
             return
         self._check_loss(outputs if isinstance(outputs, (list, tuple)) else (outputs,))
 
-    def backward_began(self, event: on.BackwardBegan) -> Callable[[], None] | None:
+    def backward_began(self, event: on.BackwardBegan) -> None:
         """Without a scaler: go through the loss, and replay before the weights break."""
-        if self._inquiry.is_running:
-            return None
         step = self._context.iteration.step
-        if self._check_loss(event.tensors):
-            if self._may_replay(step):
-                self._begin(step, self.calls.take_open(), 1.0)
-            return None
-        return None if self._broken_at == step else self._check_gradients
-
-    def _check_gradients(self) -> None:
-        """Take note of a backward that has made a gradient which is not finite, of a loss that is."""
-        if not self._witnesses.are_finite():
-            self._broken_at = self._context.iteration.step
+        if (
+            not self._inquiry.is_running
+            and self._check_loss(event.tensors)
+            and self._may_replay(step)
+        ):
+            self._begin(step, self.calls.take_open(), 1.0)
 
     def optimizer_stepping(self, event: on.OptimizerStepping) -> None:
         """Without a scaler: replay before a gradient breaks the weights that the program has left as it was."""
         optimizer, step = event.optimizer, self._context.iteration.step
         self._witnesses.know(optimizer)
         self._inquiry.withheld = None  # of a step that has raised
-        if self._broken_at != step or self._is_followed or not self._is_listening:
+        if self._is_followed or not self._is_listening or self._witnesses.are_finite():
             return
         if self._inquiry.is_running or not self._may_replay(step):
             return

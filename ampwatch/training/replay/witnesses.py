@@ -1,4 +1,4 @@
-"""Gradients that are read after each backward where no scaler does it, before an optimizer steps with them."""
+"""Gradients that are read where no scaler does it, before an optimizer steps with them."""
 
 from __future__ import annotations
 

@@ -183,9 +183,9 @@ class CarefulSgd(torch.optim.SGD):
 
 
 @pytest.mark.rotating
-@pytest.mark.parametrize("how", ["in the loop", "before the step", "in the step", "not"])
+@pytest.mark.parametrize("how", ["in the loop", "before the step", "in the step", "not", "apart"])
 def test_a_gradient_that_the_program_mends_is_no_fault(how: str) -> None:
-    """In its loop, in a hook before the step, or in a step of its own."""
+    """In its loop, in a hook before the step, or in a step of its own; one of ``autograd.grad`` is one as any other."""
     torch.manual_seed(0)
     net = Root(8, 4)
     kind = CarefulSgd if how == "in the step" else torch.optim.SGD
@@ -203,13 +203,19 @@ def test_a_gradient_that_the_program_mends_is_no_fault(how: str) -> None:
             optimizer.zero_grad()
             x = torch.randn(4, 8)
             x[0, 0] *= step != FAULTY
-            net(x).mean().backward()
+            loss = net(x).mean()
+            if how == "apart":
+                made = torch.autograd.grad(loss, list(net.parameters()))
+                for parameter, gradient in zip(net.parameters(), made, strict=True):
+                    parameter.grad = gradient
+            else:
+                loss.backward()
             if how == "in the loop":
                 mend()
             optimizer.step()
 
     kinds = {f.kind for f in watch.findings}
-    assert ("backward_nonfinite_any_scale" in kinds) == (how == "not")
+    assert ("backward_nonfinite_any_scale" in kinds) == (how in ("not", "apart"))
 
 
 @pytest.mark.rotating

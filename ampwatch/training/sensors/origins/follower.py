@@ -423,7 +423,8 @@ class OriginFollower:
             raise NoRoomError
         reading = self._reading
         self._lineage.trace.num_ops = self._count
-        gradients = self._last_gradients(reading, self._unfinished)
+        gradients = self._last(reading, self._unfinished, lambda parameter: parameter.grad)
+        parameters = self._last(reading, self._unfinished, lambda parameter: parameter)
         on_host, loss = self._around.loss_parts
         scale = self._around.scale
         return _Ended(
@@ -431,25 +432,25 @@ class OriginFollower:
             self._log,
             # At once they are read where something has gone wrong, and nowhere else.
             list(gradients) if reading.is_late else gradients,
-            () if reading.is_late else self._parameters(reading),
+            () if reading.is_late else parameters,
             None if scale is None else reading.operand(unwrapped(scale)),
             on_host,
             None if loss is None else reading.operand(unwrapped(loss)),
             reading.send(),
         )
 
-    def _last_gradients(
-        self, reading: AtOnce | Later, unfinished: Unfinished[_Noted]
+    def _last(
+        self,
+        reading: AtOnce | Later,
+        unfinished: Unfinished[_Noted],
+        of: Callable[[Tensor], Tensor | None],
     ) -> Iterator[tuple[str, ReadOperand]]:
         for name, parameter in self._around.parameters():
-            gradient = None if parameter.grad is None else local_part(parameter.grad)
-            if gradient is not None and reading.key(gradient) not in unfinished:
-                for part, values in parts_of(name, parameter, gradient):
+            tensor = of(parameter)
+            here = None if tensor is None else local_part(tensor)
+            if here is not None and reading.key(here) not in unfinished:
+                for part, values in parts_of(name, parameter, here):
                     yield part, reading.operand(values)
-
-    def _parameters(self, reading: AtOnce | Later) -> Iterator[tuple[str, ReadOperand]]:
-        for name, parameter in self._around.parameters():
-            yield name, reading.operand(parameter)
 
     def poll(self) -> None:
         """Deliver the traces whose values have arrived, oldest first. Never waits."""

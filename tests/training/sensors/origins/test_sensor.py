@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 import ampwatch
@@ -450,6 +452,22 @@ def test_weights_that_were_mended_before_the_end_are_not_broken() -> None:
 
     assert {b.op for b in traced.origins} == {"div"}
     assert traced.traces[0].bad_parameters == {}
+
+
+def test_weights_in_shards_are_read_where_they_lie() -> None:
+    """A DTensor has no memory of its own."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        model = nn.Linear(2, 2, bias=False)
+        model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), mesh))
+        shard: Any = model.weight.to_local().detach()
+        with Traced(model) as traced:
+            shard.zero_().log_()
+    finally:
+        distributed.destroy_process_group()
+
+    assert traced.traces[0].bad_parameters == {"weight": frozenset({0})}
 
 
 def test_weights_that_a_transform_is_given_are_those_of_the_model() -> None:

@@ -13,6 +13,7 @@ from ampwatch.training.hooks.compiling import SETTLED
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.kernels.admission import whole_part
 from ampwatch.training.memory import HeldBytes
+from ampwatch.training.model.names import module_of
 from ampwatch.training.model.tensors import tensors_in
 from ampwatch.training.private import graph_task, next_sequence_number
 from ampwatch.training.replay.inquiry import Inquiry
@@ -23,6 +24,7 @@ from ampwatch.training.replay.witnesses import Witnesses
 from ampwatch.training.sensors.origins.loss_graph import loss_trace
 from ampwatch.training.sensors.origins.reading import adds_up
 from ampwatch.training.sensors.origins.sensor import is_host
+from ampwatch.training.sensors.ranges.weights import STATE
 from ampwatch.training.transfer.measuring import OUTPUT, Item
 from ampwatch.training.transfer.readback import host_scalar, is_plain_scalar
 from ampwatch.wire.records import Topic
@@ -78,7 +80,7 @@ class ReplaySensor(Sensor):
         self._arrived = self._newest_failed = -1
         self._loss_begins_at = 0
         self._witnesses = Witnesses(context.registry, context.names)
-        self._endangered: tuple[Tensor, ...] = ()
+        self._endangered: tuple[tuple[str, Tensor], ...] = ()
         self._hooked_at = -1
         self._is_followed = False
         self._is_known = False
@@ -281,8 +283,12 @@ class ReplaySensor(Sensor):
         """Report what was found before the step, if it has broken weights: hooks may have mended the gradients."""
         trace, self._inquiry.withheld = self._inquiry.withheld, None
         endangered, self._endangered = self._endangered, ()
-        if trace is not None and not all(adds_up(parameter.detach()) for parameter in endangered):
+        broken = [(name, p) for name, p in endangered if not adds_up(p.detach())]
+        if broken and trace is not None:
             self._context.observe(trace)
+        elif broken:  # of gradients that autograd.grad has computed no loss tells
+            items = [Item(name, module_of(name), p.detach()) for name, p in broken]
+            self._context.measuring.measure(Topic.WEIGHT, items, STATE)
 
     def _check_loss(self, losses: Sequence[Any]) -> bool:
         """Keep what the graph of a loss says that is known not to be finite; return whether one is."""

@@ -296,7 +296,9 @@ class PoisonedState(Detector):
         if self._written is not None and self._written is self._book.get(
             PARAM_NONFINITE.slug, place
         ):
-            self._book.again(self._written, iteration.step)  # of what came of them no more is said
+            self._book.again(
+                self._written, iteration.step
+            )  # of what came of them no more is reported
             return
 
         def says(since: int) -> str:

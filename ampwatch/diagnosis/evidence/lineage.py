@@ -313,26 +313,35 @@ class Lineage:
         self._has_unseen = True
         self._unseen.update(keys)
 
-    def finish(self, gradients: Iterable[tuple[str, Operand]], scale: float) -> OpTrace:
+    def finish(
+        self,
+        gradients: Iterable[tuple[str, Operand]],
+        scale: float,
+        parameters: Iterable[tuple[str, Operand]] = (),
+    ) -> OpTrace:
         """Return what was seen.
 
         Args:
             gradients: The gradients that there are at the end, with the names of their parameters.
             scale: The loss scale; NaN without one, or if it is not known.
+            parameters: The parameters as they are at the end, with their names.
         """
         if self._origins:
             self.trace.scale = scale
             self.trace.origins = self._origins
-            self.trace.bad_gradients = self._bad(gradients)
+            sent = self._sent() or self._before_unseen()
+            unseen = (self._count + 1, frozenset(sent)) if sent else None
+            self.trace.bad_gradients = self._bad(gradients, unseen)
+            self.trace.bad_parameters = self._bad(parameters, None)
         return self.trace
 
-    def _bad(self, gradients: Iterable[tuple[str, Operand]]) -> dict[str, frozenset[int]]:
-        sent = self._sent() or self._before_unseen()
-        unseen = (self._count + 1, frozenset(sent)) if sent else None
+    def _bad(
+        self, tensors: Iterable[tuple[str, Operand]], unseen: tuple[int, frozenset[int]] | None
+    ) -> dict[str, frozenset[int]]:
         found: list[tuple[int, str, frozenset[int]]] = []
-        for name, gradient in gradients:
-            known = self._tainted.get(gradient.key, unseen)
-            if known is not None and gradient.is_float and not gradient.is_finite():
+        for name, tensor in tensors:
+            known = self._tainted.get(tensor.key, unseen)
+            if known is not None and tensor.is_float and not tensor.is_finite():
                 found.append((known[0], name, known[1]))
         return {name: origins for _, name, origins in sorted(found, key=lambda item: item[0])}
 

@@ -93,6 +93,11 @@ class Values(NamedTuple):
         """Whether all elements are finite."""
         return not (self.nans or self.posinf or self.neginf)
 
+    def in_words(self) -> str:
+        """Return what is not finite of them."""
+        names = ["NaN"] * self.nans + ["inf"] * self.posinf + ["-inf"] * self.neginf
+        return " and ".join(names)
+
     @property
     def is_negative_only(self) -> bool:
         """Whether what is not finite is negative infinity, as masks are."""
@@ -183,6 +188,7 @@ class OpTrace(Struct):
         origins: In order.
         bad_gradients: Name of each parameter whose gradient is not finite at the end, in the order
             in which they became so, to the origins that its values are made of.
+        bad_parameters: The same of each parameter that an op has made non-finite; empty on a device.
         num_ops: Ops that were observed.
         loss_nonfinite: Whether the loss is known not to be finite; ``None`` if it was not seen.
         has_trained: Whether gradients were computed.
@@ -198,6 +204,7 @@ class OpTrace(Struct):
     step: int
     origins: Sequence[Origin] = ()
     bad_gradients: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    bad_parameters: Mapping[str, frozenset[int]] = field(default_factory=dict)
     num_ops: int = 0
     loss_nonfinite: bool | None = None
     has_trained: bool = False

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.forward.origins import Diagnosed
     from ampwatch.wire.records import Tried
 
+_BACKWARD = Phase.BACKWARD.label
+
 CURABLE = (FORWARD_OVERFLOW, SILENT_OVERFLOW, FORWARD_NAN_UNDERFLOW)
 """Kinds whose cause may be the dtype of an op inside of a model."""
 
@@ -58,7 +60,7 @@ def summary_of(found: Diagnosed, step: int) -> str:
     origin = found.origin
     words = {
         "op": _op(origin),
-        "became": _became(found),
+        "became": origin.out.in_words(),
         "inputs": _inputs(origin),
         "dtype": origin.out.dtype,
         "limit": f"{limit_of(origin.out.dtype):.6g}",
@@ -68,6 +70,7 @@ def summary_of(found: Diagnosed, step: int) -> str:
         "where": in_words(found.where),
         "step": str(step),
         "why": _why(found),
+        "when": "in backward" if found.phase == _BACKWARD else "between backward and the step",
     }
     return _sentence(found).format(**words) + _autocast(found)
 
@@ -91,7 +94,7 @@ def _sentence(found: Diagnosed) -> str:
 
 def is_hidden(found: Diagnosed) -> bool:
     """Whether a gradient was not finite, and was made so before anybody could tell."""
-    return found.kind is SILENT_OVERFLOW and found.phase == Phase.BACKWARD.label
+    return found.kind is SILENT_OVERFLOW and found.phase == _BACKWARD
 
 
 _HIDDEN = (
@@ -168,7 +171,7 @@ _SENTENCES = {
         " {op}, at step {step}; another precision or loss scale does not help"
     ),
     BACKWARD_NONFINITE_ANY_SCALE.slug: (
-        "The gradient of {where} is not finite at any loss scale, since step {step}: in backward"
+        "The gradient of {where} is not finite at any loss scale, since step {step}: {when}"
         " {op} made {became} of finite inputs{inputs}, {why}; the forward pass is finite"
     ),
     REDUCE_OVERFLOW.slug: (
@@ -227,7 +230,12 @@ def advice_of(found: Diagnosed, tried: Sequence[Tried] = ()) -> str:
     if _is_half_itself(found) and is_overflow:
         return _HALF_ITSELF
     in_vain = [t.measure for t in tried if not t.cures]
-    if found.kind is FORWARD_NAN_UNDERFLOW and Measure.MODULE_IN_FLOAT32 in in_vain:
+    is_of_gradients = (
+        found.phase == Phase.OPTIMIZER.label and found.kind is BACKWARD_NONFINITE_ANY_SCALE
+    )
+    if is_of_gradients or (
+        found.kind is FORWARD_NAN_UNDERFLOW and Measure.MODULE_IN_FLOAT32 in in_vain
+    ):
         return KEEP_OFF_ZERO
     # Advised where the op, computed again, has had a result for the same numbers in a wider format.
     is_of_format = origin.out.dtype in HALF and math.isfinite(origin.answer.amax)
@@ -304,9 +312,3 @@ _WITH_NUMBER = {
     "sub": "minus",
 }
 """How a Python number is read with the op that takes it as its second argument."""
-
-
-def _became(found: Diagnosed) -> str:
-    out = found.origin.out
-    names = ["NaN"] * out.nans + ["inf"] * out.posinf + ["-inf"] * out.neginf
-    return " and ".join(names)

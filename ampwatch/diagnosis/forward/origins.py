@@ -10,7 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.diagnosis.evidence.origins import Fault, OriginKind
-from ampwatch.diagnosis.forward.faults import fault_of, is_of_scale, limit_of, result_amax
+from ampwatch.diagnosis.forward.faults import (
+    LOGARITHMS,
+    fault_of,
+    is_of_scale,
+    limit_of,
+    result_amax,
+)
 from ampwatch.diagnosis.forward.kinds import (
     BACKWARD_NONFINITE_ANY_SCALE,
     FORWARD_NAN_UNDERFLOW,
@@ -216,9 +222,10 @@ def _judge(origin: Origin, descent: Descent) -> Diagnosed | None:
     if origin.phase is Phase.BACKWARD and not origin.is_hook:
         return _judge_backward(origin, descent)
     found = _judge_reduced(origin, descent)
-    if found is None and origin.is_hook and fault_of(origin) is Fault.POINT:
-        # A hook of the user's that divides by the norm of a gradient of zeros. What is added up there is no
-        # hook's: it may be left over from the step before.
+    is_of_gradients = origin.is_hook or origin.phase is Phase.OPTIMIZER
+    if found is None and is_of_gradients and fault_of(origin) is Fault.POINT:
+        # Code of the user's that divides by the norm of a gradient of zeros, in a hook or after backward. What is
+        # added up there is no hook's: it may be left over from the step before.
         return _judge_backward(origin, descent) if descent.parameters(origin) else None
     # A target that is computed without gradients, as by Sinkhorn's iteration, is no metric: backward meets it.
     is_metric = origin.phase is Phase.EVAL and not (origin.is_inside or descent.is_met(origin))
@@ -328,7 +335,7 @@ def _judge_made(origin: Origin, descent: Descent) -> Diagnosed | None:
     if _is_handled(origin, descent.trace):
         return None
     parents = descent.parents(origin)
-    is_empty_row = _is_of_row(origin) and all(p.out.is_negative_only for p in parents)
+    is_empty_row = _is_of_row(origin) and all(map(_may_mask, parents))
     if is_empty_row and (_spoils(origin, descent) or not origin.absorbed_by):
         return Diagnosed(MASKED_ROW_NAN, origin, origin.place, _phase(origin))
     if not (_spoils(origin, descent) or _is_in_loss(origin, descent)):
@@ -348,6 +355,16 @@ def _is_handled(origin: Origin, trace: OpTrace) -> bool:
     """
     has_passed = trace.has_trained and not trace.is_replay and trace.loss_nonfinite is False
     return bool(origin.absorbed_by) and has_passed and not trace.bad_gradients
+
+
+def _may_mask(origin: Origin) -> bool:
+    """Whether values may be meant as a mask: negative infinity, no score that was divided by zero.
+
+    The logarithm of zeros and ones is a mask, if no gradient is to come of it.
+    """
+    is_made = origin.kind is OriginKind.OP and fault_of(origin) is Fault.POINT
+    is_mask_of_log = origin.op.rstrip("_") in LOGARITHMS and not origin.needs_grad
+    return origin.out.is_negative_only and not (is_made and not is_mask_of_log)
 
 
 def _is_plain_mask(origin: Origin) -> bool:
@@ -381,7 +398,7 @@ _KINDS = {
 def _matters(origin: Origin, descent: Descent, spread: set[str], *, small: bool) -> bool:
     """Whether values do harm, and are not a mask or a sentinel, or what nobody has asked for."""
     children = descent.children(origin)
-    if origin.out.is_negative_only and children and all(map(_is_of_row, children)):
+    if _may_mask(origin) and children and all(map(_is_of_row, children)):
         return False  # the row that it masked is what failed
     if origin.absorbed_by and not _escapes(origin, descent, spread):
         return not _is_meant(origin, small=small)
@@ -480,7 +497,7 @@ def _judge_backward(origin: Origin, descent: Descent) -> Diagnosed | None:
     where = f"param:{parameters[0]}"
     is_lasting = origin.index in descent.lasting
     kind = BACKWARD_NONFINITE_ANY_SCALE
-    return Diagnosed(kind, origin, where, "backward", is_lasting=is_lasting)
+    return Diagnosed(kind, origin, where, origin.phase.label, is_lasting=is_lasting)
 
 
 def _is_at_any_scale(origin: Origin, descent: Descent) -> bool:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.detector import Detector, Shared, takes
-from ampwatch.diagnosis.evidence.origins import OpTrace, OriginKind
+from ampwatch.diagnosis.evidence.origins import Fault, OpTrace, OriginKind
 from ampwatch.diagnosis.evidence.scaler import BadOption, BrokenWeights, SoundBuffers
+from ampwatch.diagnosis.forward.faults import fault_of
 from ampwatch.diagnosis.rounding.kinds import FP8_SCALE_NONFINITE
 from ampwatch.diagnosis.state.kinds import (
     BUFFER_NONFINITE,
     OPTIMIZER_EPS_UNDERFLOW,
     PARAM_NONFINITE,
 )
+from ampwatch.numerics.formats import HALF
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.numerics.written import counted
 from ampwatch.wire.records import Topic, in_words
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
         Kind,
     )
     from ampwatch.diagnosis.steps.steps import StepVerdict
+    from ampwatch.wire.records import Finding
 
 
 WERE_BROKEN = (
@@ -41,6 +44,12 @@ MOVED_BY_HAND = (
     " is not finite."
 )
 """Advice where weights were moved outside of an optimizer's step, as the ascent of SAM does."""
+
+DIVIDED_BY_ZERO = (
+    "Stop, and restore the last good checkpoint. Keep what the line divides by off zero: a parameter without a gradient, as"
+    " one that was not used in a step, has a norm, a mean square and moments of 0. Add an eps, or leave such parameters out."
+)
+"""Advice where code that updates weights has divided by zero."""
 
 BROUGHT_BY_RANK = (
     "Stop, and restore the last good checkpoint. Then look at the findings of the other ranks. Where gradients are"
@@ -123,6 +132,7 @@ class PoisonedState(Detector):
         self._suspects: set[str] = set()
         self._poisoned: set[str] = set()
         self._moved: tuple[int, Origin] | None = None
+        self._written: Finding | None = None
         self._sent: tuple[int, str] | None = None
         self._cause = ""
         self._were_broken = 0
@@ -167,6 +177,7 @@ class PoisonedState(Detector):
             self._sent = trace.step, sent
         elif trace.has_trained and not trace.bad_gradients:
             self._sent = None  # the program has left out that step
+        self._say_written(trace)
         buffers = {o.name for o in trace.origins if o.kind is OriginKind.BUFFER and o.in_backward}
         if trace.loss_nonfinite and all(
             o.parents or o.name in buffers or o.out.is_negative_only for o in trace.origins
@@ -177,6 +188,39 @@ class PoisonedState(Detector):
             if is_by_hand and origin.gradient and origin.spread_to - {"loss"}:
                 self._moved = trace.step, origin
                 return
+
+    def _say_written(self, trace: OpTrace) -> None:
+        """Name the op that has made weights non-finite of finite numbers, in an optimizer's step or beside it."""
+        for name, origins in trace.bad_parameters.items():
+            by = trace.origins[min(origins)]
+            is_own = by.kind is OriginKind.OP and by.phase is Phase.OPTIMIZER
+            if not is_own or by.parents or by in trace.gradient_origins:
+                continue
+            where = f"param:{name}"
+            is_zero = fault_of(by) is Fault.POINT
+            kind = PARAM_NONFINITE
+            if is_zero and by.is_stepping and by.out.dtype in HALF:
+                kind = OPTIMIZER_EPS_UNDERFLOW
+            in_step = (
+                "in an optimizer's step" if by.is_stepping else "outside of any optimizer's step"
+            )
+            self._written = self._book.report(
+                kind,
+                self._book.place_of(kind, where),
+                trace.step,
+                summary=(
+                    f"{by.op} {in_step} made {by.out.in_words()} in {by.out.dtype} of finite numbers at step {trace.step},"
+                    f" and {in_words(where)} was written with it"
+                    + (": a divisor is zero there" if is_zero else "")
+                ),
+                kind_advice=DIVIDED_BY_ZERO if is_zero and kind is PARAM_NONFINITE else kind.advice,
+                op=by.op,
+                source=by.source,
+                phase="optimizer",
+                dtype=by.out.dtype,
+                evidence={"tensors": float(len(trace.bad_parameters))},
+            )
+            return
 
     def detect(self, iteration: Iteration, _verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
@@ -249,6 +293,13 @@ class PoisonedState(Detector):
         # Where others break much later than those that were from the start, that is another incident.
         place = where if self._were_broken else self._book.place_of(PARAM_NONFINITE, where)
         self._were_broken = 0
+        if self._written is not None and self._written is self._book.get(
+            PARAM_NONFINITE.slug, place
+        ):
+            self._book.again(
+                self._written, iteration.step
+            )  # of what came of them no more is reported
+            return
 
         def says(since: int) -> str:
             return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.diagnosis.detector import Detector, Shared
@@ -168,7 +168,7 @@ class PeriodicSkips(Detector):
             is_not_scale = _is_never_found(list(skips), period)
         if not is_not_scale:
             return False
-        self._say(index, iteration, period, every=every and _is_regular(list(skips)))
+        self._say(index, iteration, period, list(skips), every=every)
         return True
 
     def _is_data_fault(self, skips: Sequence[_Skip]) -> bool:
@@ -177,14 +177,21 @@ class PeriodicSkips(Detector):
             for f in self._book.of_kind(NONFINITE_INPUT.slug)
         )
 
-    def _say(self, index: int, iteration: Iteration, period: int, *, every: bool) -> None:
+    def _say(
+        self, index: int, iteration: Iteration, period: int, skips: Sequence[_Skip], *, every: bool
+    ) -> None:
         where, step = f"optimizer:{index}", iteration.step
+        distances = [later.step - earlier.step for earlier, later in pairwise(skips)]
+        alike = len(list(takewhile(period.__eq__, reversed(distances))))
         evidence = {
             "period": float(period),
             "residue": float(step % period),
             "loss_scale": iteration.loss_scale,
         }
-        others = "and none in between" if every else "and others that the scaler's search explains"
+        is_alone = every and alike == len(distances)
+        others = (
+            "and none in between" if is_alone else "and others that the scaler's search explains"
+        )
         newest = step
 
         def says(since: int) -> str:
@@ -199,9 +206,9 @@ class PeriodicSkips(Detector):
             where,
             step,
             summary=says,
-            first_step=step - RECURRENCES * period,
+            first_step=step - alike * period,
             phase="backward",
-            count=RECURRENCES + 1,
+            count=alike + 1,
             evidence=evidence,
         )
 
@@ -219,10 +226,6 @@ def _period(skips: Sequence[_Skip]) -> int | None:
     # happens in a training.
     odd = sum(d != newest[0] for d in distances)
     return newest[0] if odd <= ODD * len(distances) else None
-
-
-def _is_regular(skips: Sequence[_Skip]) -> bool:
-    return len({later.step - earlier.step for earlier, later in pairwise(skips)}) == 1
 
 
 def _is_never_found(skips: Sequence[_Skip], period: int) -> bool:

@@ -13,6 +13,7 @@ from ampwatch.training.hooks.compiling import SETTLED
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.kernels.admission import whole_part
 from ampwatch.training.memory import HeldBytes
+from ampwatch.training.model.names import module_of
 from ampwatch.training.model.tensors import tensors_in
 from ampwatch.training.private import graph_task, next_sequence_number
 from ampwatch.training.replay.inquiry import Inquiry
@@ -23,6 +24,7 @@ from ampwatch.training.replay.witnesses import Witnesses
 from ampwatch.training.sensors.origins.loss_graph import loss_trace
 from ampwatch.training.sensors.origins.reading import adds_up
 from ampwatch.training.sensors.origins.sensor import is_host
+from ampwatch.training.sensors.ranges.weights import STATE
 from ampwatch.training.transfer.measuring import OUTPUT, Item
 from ampwatch.training.transfer.readback import host_scalar, is_plain_scalar
 from ampwatch.wire.records import Topic
@@ -44,7 +46,7 @@ class ReplaySensor(Sensor):
     """Keeps what the models are called with, and makes the calls of a failed step again on a replica.
 
     A step that was skipped has left the weights as they were. Where no scaler skips steps, a loss that
-    is in host memory is read before backward begins, and some gradients after it (``Witnesses``), and the
+    is in host memory is read before backward begins, and some gradients before the step (``Witnesses``), and the
     replay comes before the weights break. On a device the verdict arrives some iterations later; their
     calls are kept meanwhile, and the weights are those of now.
 
@@ -78,8 +80,7 @@ class ReplaySensor(Sensor):
         self._arrived = self._newest_failed = -1
         self._loss_begins_at = 0
         self._witnesses = Witnesses(context.registry, context.names)
-        self._broken_at = -1
-        self._endangered: tuple[Tensor, ...] = ()
+        self._endangered: tuple[tuple[str, Tensor], ...] = ()
         self._hooked_at = -1
         self._is_followed = False
         self._is_known = False
@@ -251,28 +252,22 @@ class ReplaySensor(Sensor):
             return
         self._check_loss(outputs if isinstance(outputs, (list, tuple)) else (outputs,))
 
-    def backward_began(self, event: on.BackwardBegan) -> Callable[[], None] | None:
+    def backward_began(self, event: on.BackwardBegan) -> None:
         """Without a scaler: go through the loss, and replay before the weights break."""
-        if self._inquiry.is_running:
-            return None
         step = self._context.iteration.step
-        if self._check_loss(event.tensors):
-            if self._may_replay(step):
-                self._begin(step, self.calls.take_open(), 1.0)
-            return None
-        return None if self._broken_at == step else self._check_gradients
-
-    def _check_gradients(self) -> None:
-        """Take note of a backward that has made a gradient which is not finite, of a loss that is."""
-        if not self._witnesses.are_finite():
-            self._broken_at = self._context.iteration.step
+        if (
+            not self._inquiry.is_running
+            and self._check_loss(event.tensors)
+            and self._may_replay(step)
+        ):
+            self._begin(step, self.calls.take_open(), 1.0)
 
     def optimizer_stepping(self, event: on.OptimizerStepping) -> None:
         """Without a scaler: replay before a gradient breaks the weights that the program has left as it was."""
         optimizer, step = event.optimizer, self._context.iteration.step
         self._witnesses.know(optimizer)
         self._inquiry.withheld = None  # of a step that has raised
-        if self._broken_at != step or self._is_followed or not self._is_listening:
+        if self._is_followed or not self._is_listening or self._witnesses.are_finite():
             return
         if self._inquiry.is_running or not self._may_replay(step):
             return
@@ -288,8 +283,12 @@ class ReplaySensor(Sensor):
         """Report what was found before the step, if it has broken weights: hooks may have mended the gradients."""
         trace, self._inquiry.withheld = self._inquiry.withheld, None
         endangered, self._endangered = self._endangered, ()
-        if trace is not None and not all(adds_up(parameter.detach()) for parameter in endangered):
+        broken = [(name, p) for name, p in endangered if not adds_up(p.detach())]
+        if broken and trace is not None:
             self._context.observe(trace)
+        elif broken:  # of gradients that autograd.grad has computed no loss tells
+            items = [Item(name, module_of(name), p.detach()) for name, p in broken]
+            self._context.measuring.measure(Topic.WEIGHT, items, STATE)
 
     def _check_loss(self, losses: Sequence[Any]) -> bool:
         """Keep what the graph of a loss says that is known not to be finite; return whether one is."""

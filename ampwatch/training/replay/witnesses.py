@@ -1,4 +1,4 @@
-"""Gradients that are read after each backward where no scaler does it, before an optimizer steps with them."""
+"""Gradients that are read where no scaler does it, before an optimizer steps with them."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ class Witnesses:
                     return False
         return True
 
-    def broken(self, optimizer: Optimizer) -> tuple[Tensor, ...]:
-        """Return the parameters of an optimizer whose gradients are not finite.
+    def broken(self, optimizer: Optimizer) -> tuple[tuple[str, Tensor], ...]:
+        """Return the parameters of an optimizer whose gradients are not finite, with their names.
 
         Cost: one pass over all of its gradients.
         """
         return tuple(
-            parameter
-            for _, parameter in self._parameters(optimizer)
+            (name, parameter)
+            for name, parameter in self._parameters(optimizer)
             if is_of_floats(parameter.grad) and not adds_up(parameter.grad)
         )
 

@@ -322,6 +322,24 @@ def test_a_row_that_is_masked_as_a_whole_is_named_at_the_softmax(softmax: str) -
         )
 
 
+@pytest.mark.parametrize(
+    ("op", "needs_grad", "kind"),
+    [
+        ("div", True, "forward_nan_underflow"),
+        ("div", False, "forward_nan_underflow"),  # a replay computes no gradients
+        ("log", True, "forward_nan_underflow"),
+        ("log", False, "masked_row_nan"),  # the logarithm of a mask of zeros and ones
+    ],
+)
+def test_scores_that_were_divided_by_zero_are_no_mask(
+    op: str, kind: str, *, needs_grad: bool
+) -> None:
+    """Although all of them are -inf: the row is not masked, and the op is what to change."""
+    score = inside(op, out=MASK, inputs=(BIG, TINY), needs_grad=needs_grad, **OVER)
+    row = inside("_softmax", out=NAN, parents=frozenset({0}), **OVER)
+    assert _kind(score, row, loss_nonfinite=True) == kind
+
+
 def test_a_score_of_positive_infinity_is_no_masked_row() -> None:
     """``-log(-log(u))``: what was -inf at first is +inf where softmax reads it, and no mask."""
     noise = inside("log", out=MASK, inputs=(TINY,), spread_to={"block"}, in_backward=True)
@@ -553,6 +571,21 @@ def test_a_norm_of_gradients_that_no_backward_has_made_is_the_programs() -> None
 
     assert found is not None
     assert (found.kind.slug, found.where, found.phase) == ("reduce_overflow", "api", "optimizer")
+
+
+@pytest.mark.parametrize(("bad", "kind"), [({"w": {1}}, "backward_nonfinite_any_scale"), ({}, "")])
+def test_what_the_program_divides_gradients_by_is_named_where_it_breaks_one(
+    bad: dict[str, set[int]], kind: str
+) -> None:
+    """Gradients of ``torch.func`` that are clipped by their norm, for one: 1 / 0, and 0 * inf."""
+    zero = Values("float32", 8, amax=0.0, amin=0.0)
+    factor = _after_backward("reciprocal", out=FLOAT32_INF, inputs=(zero,))
+    product = _after_backward("mul", out=NAN, parents=frozenset({0}))
+    found = diagnose(traced(factor, product, bad=bad))  # type: ignore[arg-type]
+
+    assert ("" if found is None else found.kind.slug) == kind
+    if found is not None:
+        assert (found.where, found.phase, found.origin.op) == ("param:w", "optimizer", "reciprocal")
 
 
 def test_a_norm_in_full_precision_is_not_a_reduction_in_half() -> None:

@@ -12,7 +12,7 @@ import pytest
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.detector import Shared
 from ampwatch.diagnosis.evidence.iteration import TensorRange
-from ampwatch.diagnosis.evidence.origins import OriginKind
+from ampwatch.diagnosis.evidence.origins import OriginKind, Values
 from ampwatch.diagnosis.evidence.scaler import BadOption, BrokenWeights, SoundBuffers
 from ampwatch.diagnosis.state.divergence import Divergence
 from ampwatch.numerics.units.ops import Phase
@@ -61,6 +61,44 @@ def test_what_moves_weights_by_hand_is_named_unless_they_were_finite_after_it(
     assert (finding.op, finding.source) == (("mul", "train.py:7") if is_named else ("", ""))
     assert ("mul outside of any optimizer's step made them" in finding.summary) is is_named
     assert ("scaler.unscale_(optimizer)" in finding.advice) is is_named
+
+
+@pytest.mark.parametrize(
+    ("changes", "bad", "named"),
+    [
+        ({}, {}, ("param_nonfinite", "div", "train.py:7")),
+        ({"out": Values("float16", 4, posinf=True)}, {}, ("optimizer_eps_underflow", "div", "train.py:7")),
+        ({}, {"a.weight": {0}}, ("param_nonfinite", "", "")),  # what made a gradient is named as that
+        ({"parents": frozenset({0})}, {}, ("param_nonfinite", "", "")),  # of what was broken before
+        ({"phase": Phase.BACKWARD}, {}, ("param_nonfinite", "", "")),
+    ],
+)  # fmt: skip
+def test_the_op_of_a_step_that_breaks_weights_is_named_with_its_line(
+    changes: dict[str, Any], bad: dict[str, set[int]], named: tuple[str, str, str]
+) -> None:
+    """Where it was seen to be made of finite numbers; what the next steps make of it changes no word."""
+    zero = Values("float32", 4, amax=0.0, amin=0.0)
+    usual = {
+        "phase": Phase.OPTIMIZER,
+        "out": Values("float32", 4, nans=True),
+        "inputs": (zero, zero),
+    }
+    made = outside("div", is_stepping=True, source="train.py:7", **{**usual, **changes})
+    replay = Replay(scaled=False, dtypes=())
+    replay.diagnosis.observe(
+        traced(made, bad=bad, step=0, bad_parameters={"a.weight": frozenset({0})})
+    )
+    replay.take(measured(Topic.WEIGHT, "a.weight", [nan]))
+    replay.take(*(measured(Topic.WEIGHT, name, [nan] * 9) for name in ("a.weight", "b.weight")))
+
+    finding = replay.only(named[0])
+    assert (finding.kind, finding.op, finding.source) == named
+    assert finding.root
+    assert finding.where == "param:a.weight"
+    if named[1]:
+        assert "div in an optimizer's step made" in finding.summary
+        assert "a.weight" in finding.summary
+        assert "a divisor is zero" in finding.summary
 
 
 @pytest.mark.parametrize(

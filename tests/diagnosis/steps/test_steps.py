@@ -286,6 +286,7 @@ def test_nine_skips_at_one_distance_are_periodic_at_the_ninth() -> None:
         "backward",
     )
     assert (finding.evidence["period"], finding.evidence["residue"]) == (16, 15)
+    assert (finding.first_step, finding.count) == (15, 9)
 
 
 def test_a_term_that_the_scale_has_to_be_found_for_is_calibration() -> None:

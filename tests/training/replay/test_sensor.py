@@ -183,9 +183,9 @@ class CarefulSgd(torch.optim.SGD):
 
 
 @pytest.mark.rotating
-@pytest.mark.parametrize("how", ["in the loop", "before the step", "in the step", "not"])
+@pytest.mark.parametrize("how", ["in the loop", "before the step", "in the step", "not", "apart"])
 def test_a_gradient_that_the_program_mends_is_no_fault(how: str) -> None:
-    """In its loop, in a hook before the step, or in a step of its own."""
+    """In its loop, in a hook before the step, or in a step of its own; one of ``autograd.grad`` is one as any other."""
     torch.manual_seed(0)
     net = Root(8, 4)
     kind = CarefulSgd if how == "in the step" else torch.optim.SGD
@@ -203,13 +203,38 @@ def test_a_gradient_that_the_program_mends_is_no_fault(how: str) -> None:
             optimizer.zero_grad()
             x = torch.randn(4, 8)
             x[0, 0] *= step != FAULTY
-            net(x).mean().backward()
+            loss = net(x).mean()
+            if how == "apart":
+                made = torch.autograd.grad(loss, list(net.parameters()))
+                for parameter, gradient in zip(net.parameters(), made, strict=True):
+                    parameter.grad = gradient
+            else:
+                loss.backward()
             if how == "in the loop":
                 mend()
             optimizer.step()
 
     kinds = {f.kind for f in watch.findings}
-    assert ("backward_nonfinite_any_scale" in kinds) == (how == "not")
+    assert ("backward_nonfinite_any_scale" in kinds) == (how in ("not", "apart"))
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-8])
+def test_weights_that_a_gradient_computed_apart_has_broken_are_reported_at_once(eps: float) -> None:
+    """No loss tells of ``autograd.grad``, and no replay shows what a loss outside of the model has done."""
+    torch.manual_seed(0)
+    net = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    with ampwatch.monitor(net, optimizer=optimizer, serve=False) as watch:
+        for step in range(FAULTY + 3):
+            x = torch.randn(4, 8)
+            x[0, 0] *= step != FAULTY
+            loss = ((net(x) * x[:, :1]).square() + eps).sqrt().mean()
+            net.weight.grad, net.bias.grad = torch.autograd.grad(loss, (net.weight, net.bias))
+            optimizer.step()
+
+    found = [f for f in watch.findings if f.kind == "param_nonfinite"]
+    assert [f.first_step for f in found] == ([] if eps else [FAULTY])
+    assert len([f for f in watch.findings if f.root and f.severity != "info"]) == len(found)
 
 
 @pytest.mark.rotating

@@ -119,6 +119,7 @@ class _Ended(NamedTuple):
         lineage: What became of its values.
         log: What is to be done to the lineage first.
         gradients: The gradients at the end, with the names of their parameters.
+        parameters: The parameters at the end, with their names; none where values are late.
         scale: The loss scale; ``None`` without one.
         loss_on_host: The part of the loss that the host knows; ``None`` without a loss.
         loss: The part that is on a device.
@@ -128,6 +129,7 @@ class _Ended(NamedTuple):
     lineage: Lineage
     log: Sequence[Callable[[], None]]
     gradients: Iterable[tuple[str, ReadOperand]]
+    parameters: Iterable[tuple[str, ReadOperand]]
     scale: ReadOperand | None
     loss_on_host: float | None
     loss: ReadOperand | None
@@ -138,7 +140,7 @@ class _Ended(NamedTuple):
         if self.flight is not None and not self.flight.land():
             for work in self.log:
                 work()
-        trace = self.lineage.finish(self.gradients, _number(self.scale))
+        trace = self.lineage.finish(self.gradients, _number(self.scale), self.parameters)
         if self.loss is not None or self.loss_on_host is not None:
             is_known_bad = not math.isfinite(self.loss_on_host or 0.0)
             trace.loss_nonfinite = is_known_bad or not (self.loss is None or self.loss.is_finite())
@@ -263,11 +265,12 @@ class OriginFollower:
             if self._unfinished.is_delivery(call):
                 return
             self._finish(call)
-        if self._around.is_stepping and lineage.is_clean:
+        is_hidden = self._around.is_stepping and lineage.is_clean
+        outputs = [] if is_hidden and reading.is_late else ops.made_by(call)
+        doubtful = reading.doubtful(outputs)
+        if is_hidden and not doubtful:
             self._hide(call)
             return
-        outputs = ops.made_by(call)
-        doubtful = reading.doubtful(outputs)
         if doubtful or not lineage.is_clean:
             noted = self._noted(call, place, ops.read_by(call), outputs)
             made = [reading.operand(tensor) for tensor in outputs]
@@ -294,7 +297,7 @@ class OriginFollower:
                 self._do(self._lineage.suspect, reading.operand(buffer))
 
     def _hide(self, call: OpCall) -> None:
-        """Know what an optimizer writes no more: no finding is about it, and it is more than all else."""
+        """Know what an optimizer writes no more: it is sound, or on a device, where it is more than all else."""
         keys = self._overwritten(ops.overwritten_by(call) or ops.made_by(call))
         if self._reading.is_late:
             # A fused optimizer may unscale gradients in place, which makes none of them finite.
@@ -420,7 +423,8 @@ class OriginFollower:
             raise NoRoomError
         reading = self._reading
         self._lineage.trace.num_ops = self._count
-        gradients = self._last_gradients(reading, self._unfinished)
+        gradients = self._last(reading, self._unfinished, lambda parameter: parameter.grad)
+        parameters = self._last(reading, self._unfinished, lambda parameter: parameter)
         on_host, loss = self._around.loss_parts
         scale = self._around.scale
         return _Ended(
@@ -428,19 +432,24 @@ class OriginFollower:
             self._log,
             # At once they are read where something has gone wrong, and nowhere else.
             list(gradients) if reading.is_late else gradients,
+            () if reading.is_late else parameters,
             None if scale is None else reading.operand(unwrapped(scale)),
             on_host,
             None if loss is None else reading.operand(unwrapped(loss)),
             reading.send(),
         )
 
-    def _last_gradients(
-        self, reading: AtOnce | Later, unfinished: Unfinished[_Noted]
+    def _last(
+        self,
+        reading: AtOnce | Later,
+        unfinished: Unfinished[_Noted],
+        of: Callable[[Tensor], Tensor | None],
     ) -> Iterator[tuple[str, ReadOperand]]:
         for name, parameter in self._around.parameters():
-            gradient = None if parameter.grad is None else local_part(parameter.grad)
-            if gradient is not None and reading.key(gradient) not in unfinished:
-                for part, values in parts_of(name, parameter, gradient):
+            tensor = of(parameter)
+            here = None if tensor is None else local_part(tensor)
+            if here is not None and reading.key(here) not in unfinished:
+                for part, values in parts_of(name, parameter, here):
                     yield part, reading.operand(values)
 
     def poll(self) -> None:
@@ -462,12 +471,15 @@ class _Owners:
 
     def __call__(self, key: int) -> tuple[OriginKind, str]:
         if self._known is None:
+            named = (
+                (OriginKind.BUFFER, self._around.buffers()),
+                (OriginKind.PARAMETER, self._around.parameters()),
+            )
+            # torch.func swaps the weights of a model for wrappers while it is called.
             self._known = {
-                **{self._key(b): (OriginKind.BUFFER, name) for name, b in self._around.buffers()},
-                **{
-                    self._key(p): (OriginKind.PARAMETER, name)
-                    for name, p in self._around.parameters()
-                },
+                self._key(unwrapped(tensor)): (kind, name)
+                for kind, tensors in named
+                for name, tensor in tensors
             }
         return self._known.get(key, (OriginKind.INPUT, ""))
 

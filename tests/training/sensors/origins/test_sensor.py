@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 import ampwatch
@@ -396,8 +398,8 @@ def test_no_tensor_is_kept_alive() -> None:
     assert traced.origins
 
 
-def test_what_an_optimizer_makes_is_no_origin() -> None:
-    """The state of an optimizer is not computed by a forward pass, and no finding is about it."""
+def test_what_an_optimizer_makes_is_known_as_its_own() -> None:
+    """A second moment that overflows breaks no weight, and no finding is about it."""
     parameter = nn.Parameter(torch.ones(2))
     parameter.grad = torch.full((2,), 1e30)
     optimizer = torch.optim.Adam([parameter], foreach=False)
@@ -407,7 +409,82 @@ def test_what_an_optimizer_makes_is_no_origin() -> None:
         total = optimizer.state[parameter]["exp_avg_sq"].sum()
 
     assert not total.isfinite()
-    assert [b.kind for b in traced.origins] == [OriginKind.OTHER]
+    assert all(b.is_stepping for b in traced.origins)
+    assert traced.traces[0].bad_parameters == {}
+
+
+class OfOwnSize(torch.optim.Optimizer):
+    """Divides each gradient by its root mean square."""
+
+    def __init__(self, parameters: Any, eps: float) -> None:
+        super().__init__(parameters, {"eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            p.sub_(p.grad / (p.grad.square().mean().sqrt() + self.param_groups[0]["eps"]))
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-8])
+def test_weights_that_a_step_breaks_are_those_of_the_op_that_divided_by_zero(eps: float) -> None:
+    """And no gradient is: one of zeros is finite."""
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    optimizer = OfOwnSize(model.parameters(), eps)
+    with Traced(model) as traced:
+        (model[0](torch.ones(1, 2)).sum() + model[1].weight.sum() * 0.0).backward()
+        optimizer.step()
+
+    trace = traced.traces[0]
+    assert trace.bad_gradients == {}
+    broken = {name: {traced.origins[i].op for i in at} for name, at in trace.bad_parameters.items()}
+    assert broken == ({} if eps else {"1.weight": {"div"}})
+    assert bool(model[1].weight.isfinite().all()) is bool(eps)
+
+
+def test_weights_that_were_mended_before_the_end_are_not_broken() -> None:
+    """A program that puts its copy back has lost nothing."""
+    model = nn.Linear(2, 2, bias=False)
+    copy = model.weight.detach().clone()
+    with Traced(model) as traced:
+        model(torch.ones(1, 2)).sum().mul(0.0).backward()
+        OfOwnSize(model.parameters(), 0.0).step()
+        model.load_state_dict({"weight": copy})
+
+    assert {b.op for b in traced.origins} == {"div"}
+    assert traced.traces[0].bad_parameters == {}
+
+
+def test_weights_in_shards_are_read_where_they_lie() -> None:
+    """A DTensor has no memory of its own."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        model = nn.Linear(2, 2, bias=False)
+        model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), mesh))
+        shard: Any = model.weight.to_local().detach()
+        with Traced(model) as traced:
+            shard.zero_().log_()
+    finally:
+        distributed.destroy_process_group()
+
+    assert traced.traces[0].bad_parameters == {"weight": frozenset({0})}
+
+
+def test_weights_that_a_transform_is_given_are_those_of_the_model() -> None:
+    """``torch.func`` swaps them for wrappers while the model is called."""
+    model = nn.Linear(2, 2)
+    with torch.no_grad():
+        model.weight.fill_(math.nan)
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, weights, (x,)).sum()
+
+    with Traced(model) as traced:
+        torch.func.vmap(torch.func.grad(loss), (None, 0))(weights, torch.ones(3, 2))
+
+    first = traced.origins[0]
+    assert (first.kind, first.name) == (OriginKind.PARAMETER, "weight")
 
 
 def test_a_norm_between_backward_and_the_step_names_the_gradient_it_reads() -> None:

@@ -180,9 +180,6 @@ class CompiledBackward(Detector):
     """Says which gradients of a protected region were lost.
 
     Without a scaler at once. With one only when its iteration is no search for a scale.
-
-    Args:
-        shared: What the detectors have in common.
     """
 
     def __init__(self, shared: Shared) -> None:

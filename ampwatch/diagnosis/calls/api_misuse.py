@@ -70,11 +70,7 @@ weights. What is divided by a number of tokens that differs becomes more alike a
 
 
 class ApiMisuse(Detector):
-    """Takes what the sensors of API use have observed.
-
-    Args:
-        shared: What the detectors have in common.
-    """
+    """Takes what the sensors of API use have observed."""
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)

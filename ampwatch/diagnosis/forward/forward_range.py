@@ -60,9 +60,6 @@ MAX_FOCUS = 8
 class ForwardRange(Detector):
     """Follows the largest outputs of modules in float16.
 
-    Args:
-        shared: What the detectors have in common.
-
     Attributes:
         focus: Names of the modules to measure in every iteration; read by the sensor.
     """

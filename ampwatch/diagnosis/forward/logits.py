@@ -115,11 +115,7 @@ class _Trend(NamedTuple):
 
 
 class LogitGrowth(Detector):
-    """Follows the largest attention logit of each module.
-
-    Args:
-        shared: What the detectors have in common.
-    """
+    """Follows the largest attention logit of each module."""
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)

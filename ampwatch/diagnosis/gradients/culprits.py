@@ -59,9 +59,6 @@ class Culprits(Detector):
     Ranks whose parameters are sharded skip a step together, and one of them has the gradient. A rank
     whose own gradients are all finite then knows that it is another one's.
 
-    Args:
-        shared: What the detectors have in common.
-
     Attributes:
         worst: The parameter with the most non-finite elements since the last growth of the
             scale, in this rank or, if all of its own are finite, in another one; empty if none

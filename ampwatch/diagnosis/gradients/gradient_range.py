@@ -65,11 +65,7 @@ HARMLESS_SAMPLES = 3
 
 
 class GradientRange(Detector):
-    """Holds the gradients of sampled iterations against the range of float16.
-
-    Args:
-        shared: What the detectors have in common.
-    """
+    """Holds the gradients of sampled iterations against the range of float16."""
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)

@@ -172,9 +172,6 @@ def flush_of(gradients: Sequence[Gradient]) -> Flush:
 class LostGradients(Detector):
     """Judges the zeros in the gradients of one training.
 
-    Args:
-        shared: What the detectors have in common.
-
     Attributes:
         judged: The gradients of the newest iteration, judged by those before it.
     """
@@ -438,11 +435,7 @@ ADVICE = (
 
 
 class FlushedLater(Detector):
-    """Detects gradients that float16 has made zero between ``unscale_`` and the step.
-
-    Args:
-        shared: What the detectors have in common.
-    """
+    """Detects gradients that float16 has made zero between ``unscale_`` and the step."""
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)

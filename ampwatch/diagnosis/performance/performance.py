@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 
 
 class Performance(Detector):
-    """Checks what ran in which dtype, and in which kernels.
-
-    Args:
-        shared: What the detectors have in common.
-    """
+    """Checks what ran in which dtype, and in which kernels."""
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)

@@ -46,9 +46,6 @@ class SyncsInStep(Detector):
 
     It is an info. It is a warning where profiler windows have measured that the host waits for long
     and that the device is idle meanwhile, or after that.
-
-    Args:
-        shared: What the detectors have in common.
     """
 
     def __init__(self, shared: Shared) -> None:

@@ -32,11 +32,7 @@ MAX_OP_ROWS = 128
 
 
 class OpRecorder(Detector):
-    """Adds censuses up and writes what came of it.
-
-    Args:
-        shared: What the detectors have in common.
-    """
+    """Adds censuses up and writes what came of it."""
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)

@@ -68,11 +68,7 @@ is there to stay."""
 
 
 class ScaleDynamics(Detector):
-    """Watches the scale of one scaler.
-
-    Args:
-        shared: What the detectors have in common.
-    """
+    """Watches the scale of one scaler."""
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)

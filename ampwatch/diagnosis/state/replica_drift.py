@@ -70,9 +70,6 @@ class ReplicaDrift(Detector):
     ``PATIENCE`` checks, and ranks that came together meanwhile average now and then. Ranks that are
     shifted are not compared until they are in lockstep again. It is over once all weights in which
     ranks had come apart were found to be the same.
-
-    Args:
-        shared: What the detectors have in common.
     """
 
     def __init__(self, shared: Shared) -> None:

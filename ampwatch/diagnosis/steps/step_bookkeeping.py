@@ -34,9 +34,6 @@ class StepBookkeeping(Detector):
     does a schedule by the epoch, which happens to move after a skipped step. Steps ahead
     count once the optimizer steps again: while every step is skipped no learning rate is
     used, and what is wrong is what the steps are skipped for.
-
-    Args:
-        shared: What the detectors have in common.
     """
 
     def __init__(self, shared: Shared) -> None:

@@ -142,11 +142,7 @@ class _Plan:
 
 
 class PlanLeft(Detector):
-    """Follows the newest plan that was asked for.
-
-    Args:
-        shared: What the detectors have in common.
-    """
+    """Follows the newest plan that was asked for."""
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)

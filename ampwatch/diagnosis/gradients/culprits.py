@@ -40,17 +40,11 @@ FAR = 2.0**16
 
 
 class _Fitted(NamedTuple):
-    """A gradient that was finite in a step that was taken.
+    """A gradient that was finite in a step that was taken."""
 
-    Attributes:
-        scale: The largest loss scale at which it was.
-        amax: Its largest magnitude then, without the scale.
-        newest: Its largest magnitude in the newest such step.
-    """
-
-    scale: float
-    amax: float
-    newest: float
+    scale: float  # the largest loss scale at which it was
+    amax: float  # its largest magnitude then, without the scale
+    newest: float  # its largest magnitude in the newest such step
 
 
 class Culprits(Detector):

@@ -47,19 +47,12 @@ class _Group(NamedTuple):
 
 
 class _Drift(NamedTuple):
-    """Ranks whose weights have come apart.
+    """Ranks whose weights have come apart."""
 
-    Attributes:
-        group: Number of the group of weights within the check.
-        ranks: The ranks that had them in common.
-        most: Those of them that still do, if they are more than half; else none.
-        since: First iteration of the last check in which all did.
-    """
-
-    group: int
-    ranks: Ranks
-    most: Ranks
-    since: int
+    group: int  # number of the group of weights within the check
+    ranks: Ranks  # the ranks that had them in common
+    most: Ranks  # those of them that still do, if they are more than half; else none
+    since: int  # first iteration of the last check in which all did
 
 
 class ReplicaDrift(Detector):

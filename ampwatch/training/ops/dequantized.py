@@ -29,15 +29,10 @@ MAX_REMEMBERED = 4096
 
 
 class _Origin(NamedTuple):
-    """What a storage holds numbers of.
+    """What a storage holds numbers of."""
 
-    Attributes:
-        storage: No reference: it dies with its tensors, and its address is used again.
-        dtype: The FP8 format.
-    """
-
-    storage: WeakStorage
-    dtype: torch.dtype
+    storage: WeakStorage  # no reference: it dies with its tensors, and its address is used again
+    dtype: torch.dtype  # the FP8 format
 
 
 class Dequantized:

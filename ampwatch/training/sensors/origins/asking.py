@@ -162,13 +162,9 @@ def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
 
 
 class _Result(NamedTuple):
-    """A result, computed again.
+    """A result, computed again."""
 
-    Attributes:
-        amax: Largest magnitude; NaN if any element is.
-    """
-
-    amax: float
+    amax: float  # largest magnitude; NaN if any element is
 
     @property
     def is_finite(self) -> bool:

@@ -38,19 +38,12 @@ _RESULT = "result"
 
 
 class _Seen(NamedTuple):
-    """Facts about one op of a loss.
+    """Facts about one op of a loss."""
 
-    Attributes:
-        op: Base name of the op.
-        out: What is known of its result; ``None`` if nothing is.
-        inputs: What is known of the inputs that it has saved.
-        number: The Python number that it was given; NaN without one.
-    """
-
-    op: str
-    out: Values | None
-    inputs: Sequence[Values]
-    number: float
+    op: str  # base name of the op
+    out: Values | None  # what is known of its result; ``None`` if nothing is
+    inputs: Sequence[Values]  # what is known of the inputs that it has saved
+    number: float  # the Python number that it was given; NaN without one
 
 
 def loss_trace(roots: Sequence[Any], begins_at: int, step: int) -> OpTrace | None:

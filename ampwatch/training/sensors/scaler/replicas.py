@@ -51,21 +51,13 @@ STEPS_ALONE = 4
 
 
 class _Step(NamedTuple):
-    """One step of one replica.
+    """One step of one replica."""
 
-    Attributes:
-        number: Steps that the replica had taken before.
-        weights: Sample of the parameters before the step.
-        scale: Scale of the scaler.
-        found_inf: Verdict of the scaler.
-        iteration: Iteration that was open.
-    """
-
-    number: int
-    weights: int
-    scale: float
-    found_inf: bool
-    iteration: int
+    number: int  # steps that the replica had taken before
+    weights: int  # sample of the parameters before the step
+    scale: float  # scale of the scaler
+    found_inf: bool  # verdict of the scaler
+    iteration: int  # iteration that was open
 
 
 class _Replica:

@@ -83,27 +83,20 @@ ELSEWHERE = "this training runs in a thread that is not the main one; only that 
 
 
 class _OpenWindow(Struct):
-    """The open window.
+    """The open window."""
 
-    Attributes:
-        request: Request that it answers, ``None`` if it opened by itself.
-        wanted: Iterations to record.
-        usual_ns: Usual time of a step before it; NaN if unknown. Unit: ns.
-        memory: Memory of the process before it. Unit: bytes.
-        start_ns: Cost of warming up and beginning. Unit: ns.
-        began_ns: Time at which recording began; 0 while the profiler warms up. Unit: ns.
-        step: First recorded iteration.
-        seen: Recorded iterations that have ended.
-    """
-
-    request: Request | None
-    wanted: int
+    request: Request | None  # request that it answers, ``None`` if it opened by itself
+    wanted: int  # iterations to record
+    # Usual time of a step before it; NaN if unknown. Unit: ns.
     usual_ns: float
+    # Memory of the process before it. Unit: bytes.
     memory: int
+    # Cost of warming up and beginning. Unit: ns.
     start_ns: int = 0
+    # Time at which recording began; 0 while the profiler warms up. Unit: ns.
     began_ns: int = 0
-    step: int = 0
-    seen: int = 0
+    step: int = 0  # first recorded iteration
+    seen: int = 0  # recorded iterations that have ended
 
 
 class WindowSensor(Sensor):

@@ -226,7 +226,7 @@ def _lines(title: str, rows: list[ErrorRow]) -> list[str]:
 
 
 def _cells(row: ErrorRow) -> tuple[str, ...]:
-    grown = row.amplification
+    grown, added = row.amplification, row.contribution
     return (
         _cut(row.module or "(root)"),
         row.op,
@@ -235,12 +235,8 @@ def _cells(row: ErrorRow) -> tuple[str, ...]:
         _written(row.total),
         _written(row.born),
         "-" if grown is None else f"x{grown:.3g}",
-        "-" if row.contribution is None else _signed(row.contribution),
+        "-" if added is None else ("" if added < 0 else "+") + _written(added),
     )
-
-
-def _signed(value: float) -> str:
-    return ("" if value < 0 else "+") + _written(value)
 
 
 def _shown(rows: list[ErrorRow], lines: int) -> str:

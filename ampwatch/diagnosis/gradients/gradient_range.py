@@ -139,7 +139,8 @@ class GradientRange(Detector):
         if iteration.scaler is None:
             self._say_without_scaler(iteration, shares, worst, share, is_harmful=True)
             return
-        if self._agreeing < MIN_SAMPLES and not self._is_known(worst):
+        is_new = self._book.get(GRAD_UNDERFLOW.slug, f"param:{worst}") is None
+        if is_new and self._agreeing < MIN_SAMPLES:
             return
         scale = gradients[worst].scale
         if self._low.is_passing(iteration, gradients, scale):
@@ -193,9 +194,6 @@ class GradientRange(Detector):
                 f" is so for {share:.1%} of all gradient elements"
             )
             self._book.report_change(made)
-
-    def _is_known(self, worst: str) -> bool:
-        return self._book.get(GRAD_UNDERFLOW.slug, f"param:{worst}") is not None
 
     def _say_unmeasured(self, step: int) -> None:
         """Say that nobody scales the loss, unless a sample has told more."""

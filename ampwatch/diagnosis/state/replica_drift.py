@@ -177,7 +177,8 @@ class ReplicaDrift(Detector):
         were = "was" if begin == end else "were"
         others = first.ranks - first.most
         if first.most:
-            who = f"{_named(others)} no longer {_has(others)} the weights of {_named(first.most)}"
+            have = "has" if len(others) == 1 else "have"
+            who = f"{_named(others)} no longer {have} the weights of {_named(first.most)}"
         else:
             who = f"{_named(first.ranks)} no longer have the same weights"
         self._book.report(
@@ -250,7 +251,3 @@ def _named(ranks: Iterable[int]) -> str:
     some = ", ".join(map(str, numbers[:MAX_NAMED]))
     more = f" and {len(numbers) - MAX_NAMED} more" if len(numbers) > MAX_NAMED else ""
     return f"{'rank' if len(numbers) == 1 else 'ranks'} {some}{more}"
-
-
-def _has(ranks: Ranks) -> str:
-    return "has" if len(ranks) == 1 else "have"

@@ -116,7 +116,7 @@ class Dequantized:
             return None
         address = tensor.untyped_storage().data_ptr()
         origin = self._origins.get(address)
-        return None if origin is None or _is_gone(origin) else origin.dtype
+        return None if origin is None or origin.storage.expired() else origin.dtype
 
     def _note(self, tensor: Tensor, dtype: torch.dtype | None) -> None:
         if tensor.dtype in FP8 or not _has_place(tensor):
@@ -137,7 +137,3 @@ def _has_place(tensor: Tensor) -> bool:
         and tensor.layout is torch.strided
         and not (tensor.is_meta or tensor.is_nested)
     )
-
-
-def _is_gone(origin: _Origin) -> bool:
-    return origin.storage.expired()

@@ -72,8 +72,8 @@ class StaleCastSensor(Sensor):
             return
         if self._graphs >= MAX_GRAPHS:
             return
-        # Ops after the step make nodes with this number or a larger one.
-        now = _newest_node()
+        # Ops of this thread after the step make nodes with this number or a larger one.
+        now = int(next_sequence_number())
         changed = self._stepped.setdefault(get_ident(), {})
         for group in event.optimizer.param_groups:
             changed.update({id(p): now for p in group["params"]})
@@ -127,8 +127,3 @@ def _cast_parameter(node: Any) -> torch.Tensor | None:
     # Only the node that accumulates the gradient of a leaf has a ``variable``.
     leaf: torch.Tensor | None = getattr(node.next_functions[0][0], "variable", None)
     return leaf
-
-
-def _newest_node() -> int:
-    """Return the number that the next node of the calling thread will have."""
-    return int(next_sequence_number())

@@ -184,11 +184,7 @@ class Culprits(Detector):
         self._where = []
 
     def cap(self, *, apart_from: str) -> Cap | None:
-        """Return who limits the scale, while the gradient of another parameter stayed finite.
-
-        Args:
-            apart_from: The other parameter.
-        """
+        """Return who limits the scale, while the gradient of another parameter stayed finite."""
         if not self.worst or apart_from not in self._spared or apart_from in self._nonfinite:
             return None
         overflows_at = min(self._overflows_at.values())

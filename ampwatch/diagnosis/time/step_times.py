@@ -41,11 +41,7 @@ MANY_WORKERS = 64
 
 
 class InputBound:
-    """Adds up how long steps wait for data.
-
-    Args:
-        book: Where findings go.
-    """
+    """Adds up how long steps wait for data."""
 
     def __init__(self, book: FindingBook) -> None:
         self._book = book

@@ -70,9 +70,6 @@ class _Followed:
 class _Plan:
     """The products of a plan, and the measurements that tell whether they hold it.
 
-    Args:
-        made: The plan.
-
     Attributes:
         made: The plan.
         first: The first product that has left it, which the finding is about; ``None`` before.

@@ -48,10 +48,6 @@ class DeviceClock:
     A mark is an event with a time. The device passes it when all that was given to it before is done:
     between two marks lies what the device did in a phase, and where it had nothing to do, that wait.
 
-    Args:
-        device: The device.
-        link: Makes the events.
-
     Raises:
         RuntimeError, TypeError, NotImplementedError, AttributeError: If the backend has no events with a time.
 

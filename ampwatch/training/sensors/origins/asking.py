@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ampwatch.diagnosis.evidence.origins import NOT_ASKED, Answer, Fault
-from ampwatch.guard import is_of_a_signal
+from ampwatch.guard import Suppress
 from ampwatch.training.kernels.admission import is_dense
 from ampwatch.training.kernels.dtypes import FLOATS
 from ampwatch.training.ops.call import tensors_among
@@ -184,7 +184,7 @@ class _Question:
 
     def answer(self) -> Answer:
         """Say whether precision cures it, and if not, whether other numbers near by do."""
-        exact = self._compute(_as_it_is)
+        exact = self._compute(lambda operand: operand)
         if exact is None:
             return NOT_ASKED
         if math.isfinite(exact):
@@ -236,18 +236,11 @@ class _Question:
 
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            try:
+            with Suppress(Exception):  # any kernel may refuse float64: then there is no answer
                 args, kwargs = _mapped(changed, (self._args, self._kwargs))
                 result = tensors_among((self._func(*args, **kwargs),))[self._index]
                 return host_scalar(result.abs().amax()) if result.numel() else 0.0
-            except Exception as error:  # any kernel may refuse float64: then there is no answer
-                if is_of_a_signal(error):
-                    raise
-                return None
-
-
-def _as_it_is(operand: Tensor) -> Tensor:
-    return operand
+        return None
 
 
 def _at_least_small(operand: Tensor) -> Tensor:

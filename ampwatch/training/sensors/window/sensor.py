@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import os
 import threading
-from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from ampwatch.guard import Account, is_of_a_signal
 from ampwatch.numerics.units.kernels.classifier import NameClassifier
 from ampwatch.numerics.units.kernels.kernel_patterns import parse_patterns
 from ampwatch.numerics.units.ops import OpKind
-from ampwatch.training.devices import PROFILED, is_capturing
+from ampwatch.training.devices import PROFILED, is_capturing, resident_bytes
 from ampwatch.training.hooks import fork
 from ampwatch.training.hooks.events import Requested
 from ampwatch.training.hooks.profilers import OtherProfilers
@@ -601,17 +600,6 @@ class WindowSensor(Sensor):
         time_ns = self._clock.unix_ns()
         self.newest = self._totals.record(step, time_ns, self._schedule.skipped)
         self._out.put(self.newest)
-
-
-def resident_bytes() -> int:
-    """Return the memory of the process; 0 where the kernel does not show it. Unit: bytes."""
-    try:
-        pages = Path("/proc/self/statm").read_text().split()[1]
-    except OSError as error:
-        if is_of_a_signal(error):
-            raise
-        return 0
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def capability_of(device: torch.device) -> tuple[int, int] | None:

@@ -24,7 +24,7 @@ class Lab:
     """The laboratory's part of one training. See ``ampwatch.training.session.Part``.
 
     Attributes:
-        calls: Is told of the calls of modules.
+        calls: Is notified of the calls of modules.
         budgets: Makes error budgets.
         sensors: The sensors.
     """

@@ -238,11 +238,6 @@ class OneAtATime:
     def __init__(self) -> None:
         self._by: dict[str, int] = {}
 
-    @property
-    def is_taken(self) -> bool:
-        """Whether a call is in."""
-        return bool(self._by)
-
     def run(self, work: Callable[..., object], *arguments: Any) -> bool:
         """Call ``work(*arguments)`` unless a call is in; return whether it was called."""
         if self._by:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.causes import (
     FOUND_LATE,
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     Says = Callable[[int], str]
     """Makes a summary, given the iteration that the finding began in."""
 
+    Notify = Callable[[News], None]
+    """Takes news of a finding that was made, or has changed."""
+
 
 REPORTED_EACH_TIME = 256
 """Up to this count a finding is reported each time: a scale that collapses from 65536 is gone
@@ -43,13 +46,6 @@ must not take for over what goes on. A record more in 32 steps, of which each ma
 
 REPORTED_AGAIN_NS = 60 * 10**9
 """Time after which it is reported again where steps take longer. Unit: ns."""
-
-
-class Notify(Protocol):
-    """Takes the news of a run, one call each time."""
-
-    def __call__(self, news: News, /) -> None:
-        """Take news of a finding that was made, or has changed."""
 
 
 class _Reported:

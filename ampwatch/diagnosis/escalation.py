@@ -74,11 +74,7 @@ STATE = frozenset({Topic.ACTIVATION, Topic.WEIGHT})
 
 
 class Escalation(Detector):
-    """Decides, iteration by iteration, whether the next one is traced.
-
-    Args:
-        shared: What the detectors have in common.
-    """
+    """Decides, iteration by iteration, whether the next one is traced."""
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)

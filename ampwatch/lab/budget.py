@@ -10,6 +10,8 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+import msgspec
+
 from ampwatch.numerics.written import without_nonfinite
 from ampwatch.wire.records import MAX_BUDGETED, BudgetRecord
 
@@ -175,68 +177,23 @@ def from_dict(content: object) -> ErrorBudget:
     Raises:
         ValueError: If it is none.
     """
-    if not isinstance(content, dict):
-        msg = f"expected the JSON object of an error budget, got {type(content).__name__}"
-        raise ValueError(msg)  # noqa: TRY004 - whatever is wrong with what somebody wrote
-    given: dict[str, Any] = {field.name: content.get(field.name) for field in fields(ErrorBudget)}
-    for name in ("value", "exact", "error", "explained"):
-        given[name] = _number(given[name], name)
-    for name in ("model", "target", "why_not"):
-        given[name] = _text(given[name], name)
-    given["step"] = _whole(given["step"], "step")
-    for name in ("formats", "notes"):
-        given[name] = tuple(_text(entry, name) for entry in _listed(given[name], name))
-    for name in ("rows", "modules"):
-        given[name] = tuple(_row(entry) for entry in _listed(given[name], name))
-    return ErrorBudget(**given)
+    names = {field.name for field in fields(ErrorBudget)}
+    # These words are printed on a terminal, where escape sequences act.
+    if not (isinstance(content, dict) and names <= content.keys() and _is_printable(content)):
+        msg = f"expected an error budget of printable words, got {content!r:.80}"
+        raise ValueError(msg)
+    try:
+        # Not strict: what is not finite is a word.
+        return msgspec.convert(content, ErrorBudget, strict=False)
+    except msgspec.ValidationError as error:
+        msg = f"expected an error budget, got another object: {error}"
+        raise ValueError(msg) from None
 
 
-def _row(content: object) -> ErrorRow:
-    if not isinstance(content, dict):
-        msg = f"expected a row of an error budget, got {content!r:.80}"
-        raise ValueError(msg)  # noqa: TRY004 - as above
-    row: dict[str, Any] = {
-        name: _text(content.get(name), name) for name in ("module", "op", "phase", "dtype")
-    }
-    names = ("total", "born", "propagated", "amplification", "contribution", "weight")
-    row |= {name: _number(content.get(name), name) for name in names}
-    return ErrorRow(calls=_whole(content.get("calls"), "calls"), **row)
-
-
-def _listed(value: object, name: str) -> list[object]:
-    if isinstance(value, list):
-        return value
-    msg = f"expected a list under {name!r}, got {value!r:.80}"
-    raise ValueError(msg)
-
-
-def _text(value: object, name: str) -> str:
-    # Printable: these words are printed on a terminal, where escape sequences act.
-    if isinstance(value, str) and value.isprintable():
-        return value
-    msg = f"expected printable text under {name!r}, got {value!r:.80}"
-    raise ValueError(msg)
-
-
-def _whole(value: object, name: str) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    msg = f"expected a whole number under {name!r}, got {value!r:.80}"
-    raise ValueError(msg)
-
-
-def _number(value: object, name: str) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, str) and value in _WORDS:
-        return _WORDS[value]
-    msg = f"expected a number under {name!r}, got {value!r:.80}"
-    raise ValueError(msg)
-
-
-_WORDS = {"infinity": math.inf, "-infinity": -math.inf, "NaN": math.nan}
+def _is_printable(value: object) -> bool:
+    if isinstance(value, (dict, list)):
+        return all(map(_is_printable, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, str) or value.isprintable()
 
 
 def _head(budget: ErrorBudget) -> list[str]:
@@ -269,7 +226,7 @@ def _lines(title: str, rows: list[ErrorRow]) -> list[str]:
 
 
 def _cells(row: ErrorRow) -> tuple[str, ...]:
-    grown = row.amplification
+    grown, added = row.amplification, row.contribution
     return (
         _cut(row.module or "(root)"),
         row.op,
@@ -278,12 +235,8 @@ def _cells(row: ErrorRow) -> tuple[str, ...]:
         _written(row.total),
         _written(row.born),
         "-" if grown is None else f"x{grown:.3g}",
-        "-" if row.contribution is None else _signed(row.contribution),
+        "-" if added is None else ("" if added < 0 else "+") + _written(added),
     )
-
-
-def _signed(value: float) -> str:
-    return ("" if value < 0 else "+") + _written(value)
 
 
 def _shown(rows: list[ErrorRow], lines: int) -> str:

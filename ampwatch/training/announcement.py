@@ -31,7 +31,9 @@ def announce(words: str, topic: str = "", *, on_terminal: str = "") -> None:
             must not read. Logs, and the output of a notebook, are files that are handed on.
     """
     topic = topic or words
-    if (os.getpid(), topic) in _announced or not _is_wanted():
+    if (os.getpid(), topic) in _announced:
+        return
+    if logger.disabled or logger.level > logging.INFO:  # somebody has asked it for less
         return
     _announced.add((os.getpid(), topic))
     # A log handler is user code, and stderr may be closed.
@@ -59,8 +61,3 @@ def _is_terminal() -> bool:
 
 def _takes_info(handler: logging.Handler) -> bool:
     return handler.level <= logging.INFO and not isinstance(handler, logging.NullHandler)
-
-
-def _is_wanted() -> bool:
-    """Whether nobody has asked the logger of ampwatch for less."""
-    return not logger.disabled and logger.level <= logging.INFO

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-from ampwatch.guard import is_of_a_signal, unbroken
+from ampwatch.guard import Suppress, unbroken
 from ampwatch.training.private import DispatchKey, privateuse1_name
 
 if TYPE_CHECKING:
@@ -265,19 +265,15 @@ def host_memory() -> MemoryUse | None:
         return None
     unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2) of each
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    resident = _resident_pages() * resource.getpagesize() or peak
+    resident = resident_bytes() or peak
     return MemoryUse(resident, max(peak, resident))
 
 
-def _resident_pages() -> int:
-    """Return the pages of the resident set; 0 where the system does not show them."""
-    try:
-        with STATM.open("rb", buffering=0) as statm:
-            return int((statm.read(128) or b"").split()[1])
-    except (OSError, IndexError) as error:
-        if is_of_a_signal(error):
-            raise
-        return 0
+def resident_bytes() -> int:
+    """Return the memory of the process; 0 where the system does not show it. Unit: B."""
+    with Suppress(OSError, IndexError), STATM.open("rb", buffering=0) as statm:
+        return int((statm.read(128) or b"").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
 
 
 def host_memory_limit() -> int:

@@ -143,14 +143,11 @@ def _ring_directory(settings: Settings) -> str:
     return os.path.realpath(ring_directories(settings.ring_dir, settings.runtime_dir)[0])
 
 
-def _is_usual(settings: Settings) -> bool:
-    """Return whether rings are where the daemon of a machine looks for them."""
-    return _ring_directory(settings) == os.path.realpath(ring_directories()[0])
-
-
 def _reads(settings: Settings, info: DaemonInfo) -> bool:
     """Return whether a daemon reads the rings of these settings."""
-    is_machines = info.scope == "machine" and _is_usual(settings)
+    # The daemon of a machine looks for them in its usual place.
+    is_usual = _ring_directory(settings) == os.path.realpath(ring_directories()[0])
+    is_machines = info.scope == "machine" and is_usual
     return is_machines or _ring_directory(settings) in info.ring_directories
 
 

@@ -48,10 +48,6 @@ class Outlet:
 
     Of several ranks with a ring one writes in the log what all of them have found.
 
-    Args:
-        settings: Where rings and daemon are.
-        identity: Who is watched.
-
     Attributes:
         others: The other ranks of this machine; without a ring nothing is known of them.
         holders: What holds memory of host, by part.

@@ -188,9 +188,11 @@ class Session:
         lab = part_of(settings) if samples_values else None
         machine = machine_of(home.device, settings)
         layers = layer_shapes(names) if samples_values else ()
+        # At set-up a sync is allowed, and a run may be joined after it has begun.
+        given = targets.scaler
         self.diagnosis = Diagnosis(
             settings,
-            _scale_of(targets.scaler),
+            math.nan if given is None or not given.is_enabled() else given.get_scale(),
             put=outlet.put,
             notify=outlet.notify,
             cost=self.cost,
@@ -538,8 +540,3 @@ def _device_rows(names: Names) -> int:
     buffers = sum(1 for _ in names.buffers())
     leaves = sum(1 for _ in names.leaf_modules())
     return min(MAX_DEVICE_ROWS, MIN_DEVICE_ROWS + 4 * parameters + buffers + 4 * leaves)
-
-
-def _scale_of(scaler: torch.amp.GradScaler | None) -> float:
-    # At set-up a sync is allowed, and a run may be joined after it has begun.
-    return scaler.get_scale() if scaler is not None and scaler.is_enabled() else math.nan

@@ -19,8 +19,9 @@ from ampwatch.wire.records import Severity, SkipClass, in_words
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.detector import Known
     from ampwatch.diagnosis.evidence.iteration import Iteration
-    from ampwatch.diagnosis.evidence.ops import LoneForward, Machine, OpCensus, OpKey, OpTally
+    from ampwatch.diagnosis.evidence.ops import LoneForward, OpCensus, OpKey, OpTally
     from ampwatch.diagnosis.steps.steps import StepVerdict
 
 
@@ -52,16 +53,11 @@ LONE = {
 
 
 class AutocastState:
-    """Detects forward passes without the autocast that was expected.
+    """Detects forward passes without the autocast that was expected."""
 
-    Args:
-        book: Where findings go.
-        machine: What it runs on.
-    """
-
-    def __init__(self, book: FindingBook, machine: Machine) -> None:
+    def __init__(self, book: FindingBook, known: Known) -> None:
         self._book = book
-        self._has_gpu = machine.capability is not None
+        self._has_gpu = known.machine.capability is not None
         self._usual_flops = 0
         self._idle = 0
 
@@ -180,9 +176,6 @@ class CompiledBackward(Detector):
     """Says which gradients of a protected region were lost.
 
     Without a scaler at once. With one only when its iteration is no search for a scale.
-
-    Args:
-        shared: What the detectors have in common.
     """
 
     def __init__(self, shared: Shared) -> None:

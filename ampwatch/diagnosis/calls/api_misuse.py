@@ -70,11 +70,7 @@ weights. What is divided by a number of tokens that differs becomes more alike a
 
 
 class ApiMisuse(Detector):
-    """Takes what the sensors of API use have observed.
-
-    Args:
-        shared: What the detectors have in common.
-    """
+    """Takes what the sensors of API use have observed."""
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
@@ -348,7 +344,7 @@ def report_error(book: FindingBook, seen: Raised) -> None:
     """Report what is known of an exception; nothing if it has nothing to do with AMP."""
     for known in KNOWN:
         match = re.search(known.message, seen.message)
-        if match is not None and seen.type_name in known.types:
+        if match is not None and seen.type_name in known.types.split():
             _report(book, seen, known, match)
             return
     if seen.type_name == "RuntimeError" and _is_recurrent(seen):

@@ -10,7 +10,7 @@ class KnownError(NamedTuple):
     """One exception.
 
     Attributes:
-        types: Names of its class.
+        types: Names of its class, with a space between.
         message: Pattern that its message matches; compiled when an exception has come.
         op: The op or method at fault; empty if the message or the traceback names it.
         phase: Its phase; empty if it is where it was raised.
@@ -18,16 +18,12 @@ class KnownError(NamedTuple):
         remedy: What to do, naming the API.
     """
 
-    types: tuple[str, ...]
+    types: str
     message: str
     op: str
     phase: str
     meaning: str
     remedy: str
-
-
-def _known(types: str, message: str, op: str, phase: str, meaning: str, remedy: str) -> KnownError:
-    return KnownError(tuple(types.split()), message, op, phase, meaning, remedy)
 
 
 _UNSCALE_ONCE = (
@@ -40,7 +36,7 @@ _ONE_DTYPE = (
     " out of the autocast region with .float() before it goes into a layer outside."
 )
 
-BCE = _known(
+BCE = KnownError(
     "RuntimeError",
     r"binary_cross_entropy and .*BCELoss are unsafe to autocast",
     "binary_cross_entropy",
@@ -52,7 +48,7 @@ BCE = _known(
 )
 """The loss of a probability."""
 
-FLOAT16_GRADIENTS = _known(
+FLOAT16_GRADIENTS = KnownError(
     "ValueError",
     r"Attempting to unscale FP16 gradients",
     "unscale_",
@@ -66,7 +62,7 @@ FLOAT16_GRADIENTS = _known(
 """Weights that are float16 themselves."""
 
 OF_NONFINITE = (
-    _known(
+    KnownError(
         "RuntimeError",
         r"The total norm of order .* for gradients from .* is non-finite, so it cannot be clipped",
         "clip_grad_norm_",
@@ -75,7 +71,7 @@ OF_NONFINITE = (
         "Find the first non-finite gradient. With a GradScaler clip after scaler.unscale_(optimizer)"
         " without error_if_nonfinite=True: the scaler skips such steps by itself.",
     ),
-    _known(
+    KnownError(
         "RuntimeError",
         r"probability tensor contains either `inf`, `nan` or element < 0"
         r"|invalid multinomial distribution \((sum of probabilities <= 0|encountering probability entry < 0)\)",
@@ -87,7 +83,7 @@ OF_NONFINITE = (
         " logits are NaN or infinite already, look for the op that made them; of a row that is masked"
         " with -inf throughout, the softmax is NaN.",
     ),
-    _known(
+    KnownError(
         "ValueError",
         r"Expected parameter \w+ \(.*\) of distribution .* to satisfy the constraint",
         "Distribution",
@@ -99,7 +95,7 @@ OF_NONFINITE = (
         " logarithm as standard deviation. If the parameter is NaN already, look for the op that"
         " made it.",
     ),
-    _known(
+    KnownError(
         "ValueError",
         r"matrix contains invalid numeric entries",
         "linear_sum_assignment",
@@ -109,7 +105,7 @@ OF_NONFINITE = (
         " enabled=False): a cast of the sum is too late. If the predictions are NaN already, look for"
         " the op that made them.",
     ),
-    _known(
+    KnownError(
         "ValueError",
         r"cost matrix is infeasible",
         "linear_sum_assignment",
@@ -130,7 +126,7 @@ def refuses_nonfinite(message: str) -> bool:
 
 
 KNOWN = (
-    _known(
+    KnownError(
         "RuntimeError",
         r"value cannot be converted to type .* without overflow",
         "",
@@ -140,7 +136,7 @@ KNOWN = (
         "Use torch.finfo(scores.dtype).min or float('-inf') for the mask, or do the masking in"
         " float32: scores.float().masked_fill(...).",
     ),
-    _known(
+    KnownError(
         "AssertionError",
         r"No inf checks were recorded for this optimizer",
         "step",
@@ -151,7 +147,7 @@ KNOWN = (
         " find what cut them off: a detach(), a torch.no_grad(), requires_grad=False, a branch of"
         " the model that was not used.",
     ),
-    _known(
+    KnownError(
         "AssertionError",
         r"No inf checks were recorded prior to update",
         "update",
@@ -161,7 +157,7 @@ KNOWN = (
         "Call scaler.step(optimizer) before scaler.update(), and update() only in the iterations in"
         " which an optimizer steps: with gradient accumulation, inside the same `if`.",
     ),
-    _known(
+    KnownError(
         "RuntimeError",
         r"unscale_\(\) has already been called on this optimizer",
         "unscale_",
@@ -170,7 +166,7 @@ KNOWN = (
         " have been divided by the scale already",
         _UNSCALE_ONCE,
     ),
-    _known(
+    KnownError(
         "RuntimeError",
         r"unscale_\(\) is being called after step\(\)",
         "unscale_",
@@ -179,7 +175,7 @@ KNOWN = (
         "Call scaler.unscale_(optimizer), then clip, then scaler.step(optimizer), then"
         " scaler.update(), in this order.",
     ),
-    _known(
+    KnownError(
         "RuntimeError",
         r"step\(\) has already been called since the last update",
         "step",
@@ -189,7 +185,7 @@ KNOWN = (
         " an optimizer that steps twice per iteration needs an update() after each.",
     ),
     FLOAT16_GRADIENTS,
-    _known(
+    KnownError(
         "RuntimeError",
         r"Closure use is not currently supported if GradScaler is enabled",
         "step",
@@ -199,7 +195,7 @@ KNOWN = (
         "Compute the loss and backward before scaler.step(optimizer) without a closure; for LBFGS"
         " use bfloat16 autocast or float32 without a GradScaler.",
     ),
-    _known(
+    KnownError(
         "AssertionError",
         r"Attempted (\w+) but _(scale|growth_tracker) is None",
         "",
@@ -207,7 +203,7 @@ KNOWN = (
         "the scaler was used although no loss has been scaled yet",
         "Scale the loss before backward: scaler.scale(loss).backward().",
     ),
-    _known(
+    KnownError(
         "AssertionError",
         r"A GradScaler instance may only be pickled at the beginning of an iteration",
         "state_dict",
@@ -215,7 +211,7 @@ KNOWN = (
         "the scaler was pickled or copied between unscale_ or step and update()",
         "Save scaler.state_dict() after scaler.update().",
     ),
-    _known(
+    KnownError(
         "RuntimeError",
         r"The source state dict is empty, possibly because it was saved from a disabled instance",
         "load_state_dict",
@@ -223,7 +219,7 @@ KNOWN = (
         "the checkpoint was written by a scaler that was disabled, and this one is enabled",
         "Load it only if it is not empty: `if state: scaler.load_state_dict(state)`.",
     ),
-    _known(
+    KnownError(
         "AssertionError",
         r"new_scale should be a float or a 1-element",
         "update",
@@ -231,7 +227,7 @@ KNOWN = (
         "scaler.update was handed a scale that is no float and no one-element tensor on its device",
         "Call scaler.update(float(new_scale)).",
     ),
-    _known(
+    KnownError(
         "ValueError",
         r"outputs must be a Tensor or an iterable of Tensors",
         "scale",
@@ -239,7 +235,7 @@ KNOWN = (
         "scaler.scale was handed something that is neither a tensor nor an iterable of tensors",
         "Hand the loss tensor to it: scaler.scale(output.loss).backward().",
     ),
-    _known(
+    KnownError(
         "AssertionError",
         r"The (growth|backoff) factor must be",
         "",
@@ -248,7 +244,7 @@ KNOWN = (
         "Make GradScaler(growth_factor=2.0, backoff_factor=0.5): one above 1, the other below.",
     ),
     BCE,
-    _known(
+    KnownError(
         "RuntimeError",
         r"expected (m1 and m2|mat1 and mat2|self and mat2|.* and .*) to have the same dtype"
         r"|mat1 and mat2 must have the same dtype"
@@ -263,7 +259,7 @@ KNOWN = (
         " where no autocast casts them",
         _ONE_DTYPE,
     ),
-    _known(
+    KnownError(
         "RuntimeError NotImplementedError",
         r"_amp_foreach_non_finite_check_and_unscale.* not implemented for 'Complex",
         "unscale_",
@@ -273,7 +269,7 @@ KNOWN = (
         " torch.view_as_complex(parameter) in the forward pass; or use bfloat16 autocast or float32"
         " without a GradScaler.",
     ),
-    _known(
+    KnownError(
         "RuntimeError NotImplementedError",
         r"\"(?P<op>[\w:]+?)(_\w*)?\" not implemented for '(Half|BFloat16|Float8_\w+)'",
         "",
@@ -282,7 +278,7 @@ KNOWN = (
         "Run the op in float32: x.float() before it, inside torch.autocast(device_type,"
         " enabled=False); or use the other half-precision dtype.",
     ),
-    _known(
+    KnownError(
         "RuntimeError",
         r"element \d+ of tensors does not require grad and does not have a grad_fn",
         "backward",
@@ -291,7 +287,7 @@ KNOWN = (
         "Look for a detach(), .item(), .data, a torch.no_grad() or torch.inference_mode() around the"
         " forward pass, or parameters that are all frozen (requires_grad=False).",
     ),
-    _known(
+    KnownError(
         "RuntimeError ValueError",
         r"(Current CUDA Device does not support bfloat16|bfloat16 is not supported|"
         r"[Bb]float16 .*not supported on)",
@@ -301,7 +297,7 @@ KNOWN = (
         "Use torch.autocast(device_type, dtype=torch.float16) with a torch.amp.GradScaler; bfloat16"
         " needs compute capability 8.0 or newer: torch.cuda.is_bf16_supported().",
     ),
-    _known(
+    KnownError(
         "RuntimeError",
         r"one of the variables needed for gradient computation has been modified by an inplace"
         r" operation: \[torch\.(\w+\.)?FloatTensor \[\]\]",
@@ -314,7 +310,7 @@ KNOWN = (
 )
 """The exceptions that are explained, the more special before the more general."""
 
-RECURRENT = _known(
+RECURRENT = KnownError(
     "RuntimeError",
     "",
     "rnn",

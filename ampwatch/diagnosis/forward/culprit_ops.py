@@ -41,9 +41,6 @@ class CulpritOps(Detector):
     infinite, and no iteration has gone well since, they may fail because of the buffer alone. Then one that
     fails is traced once more: if no op is at fault in it, the op is over.
 
-    Args:
-        shared: What the detectors have in common.
-
     Attributes:
         explained_at: The newest iteration in which an op was named; -1 before the first.
     """

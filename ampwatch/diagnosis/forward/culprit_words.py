@@ -72,7 +72,9 @@ def summary_of(found: Diagnosed, step: int) -> str:
         "why": _why(found),
         "when": "in backward" if found.phase == _BACKWARD else "between backward and the step",
     }
-    return _sentence(found).format(**words) + _autocast(found)
+    sentence = _sentence(found).format(**words)
+    # Where the advice to turn autocast off would be of no use.
+    return sentence + _AUTOCAST_IS_OFF if _is_half_itself(found) else sentence
 
 
 def _sentence(found: Diagnosed) -> str:
@@ -196,11 +198,6 @@ def _why(found: Diagnosed) -> str:
     return "because it is at a point without a finite result, as a division by zero is"
 
 
-def _autocast(found: Diagnosed) -> str:
-    """Return a sentence on autocast where the advice to turn it off would be of no use."""
-    return _AUTOCAST_IS_OFF if _is_half_itself(found) else ""
-
-
 _AUTOCAST_IS_OFF = (
     ". Autocast is off there: the op computes in half precision because its inputs are in it"
 )
@@ -225,7 +222,7 @@ def advice_of(found: Diagnosed, tried: Sequence[Tried] = ()) -> str:
     is_overflow = found.kind in (FORWARD_OVERFLOW, SILENT_OVERFLOW)
     if is_overflow and origin.reads_argument and origin.out.dtype == "float16":
         return _OUTLIER
-    if is_overflow and _has_wide_range(origin):
+    if is_overflow and limit_of(origin.out.dtype) > WIDE:
         return _TOO_LARGE
     if _is_half_itself(found) and is_overflow:
         return _HALF_ITSELF
@@ -272,10 +269,6 @@ _IN_FLOAT32 = {
     FORWARD_NAN_UNDERFLOW.slug: "Compute this in float32 (.float() on what goes in). ",
     BACKWARD_NONFINITE_ANY_SCALE.slug: "Compute what has this derivative in float32. ",
 }
-
-
-def _has_wide_range(origin: Origin) -> bool:
-    return limit_of(origin.out.dtype) > WIDE
 
 
 def _op(origin: Origin) -> str:

@@ -60,9 +60,6 @@ MAX_FOCUS = 8
 class ForwardRange(Detector):
     """Follows the largest outputs of modules in float16.
 
-    Args:
-        shared: What the detectors have in common.
-
     Attributes:
         focus: Names of the modules to measure in every iteration; read by the sensor.
     """
@@ -165,19 +162,12 @@ def steps_ahead(series: Sequence[tuple[int, float]], limit: float) -> float | No
 
 
 class _Line(NamedTuple):
-    """A least-squares line through steps and values.
+    """A least-squares line through steps and values."""
 
-    Attributes:
-        slope: Per step.
-        error: Standard error of the slope.
-        level: Value of the line at the newest step.
-        freedom: Degrees of freedom.
-    """
-
-    slope: float
-    error: float
-    level: float
-    freedom: int
+    slope: float  # per step
+    error: float  # standard error of the slope
+    level: float  # value of the line at the newest step
+    freedom: int  # degrees of freedom
 
     @classmethod
     def through(cls, points: Sequence[tuple[int, float]]) -> _Line | None:

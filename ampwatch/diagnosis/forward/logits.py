@@ -89,19 +89,12 @@ class _Point(NamedTuple):
 
 
 class _Trend(NamedTuple):
-    """Logits that grow.
+    """Logits that grow."""
 
-    Attributes:
-        since: The iteration after which they have grown.
-        before: What the largest was then.
-        now: What it is, the median of the newest.
-        slope: Powers of two an iteration.
-    """
-
-    since: int
-    before: float
-    now: float
-    slope: float
+    since: int  # the iteration after which they have grown
+    before: float  # what the largest was then
+    now: float  # what it is, the median of the newest
+    slope: float  # powers of two an iteration
 
     @property
     def doubles_in(self) -> float:
@@ -115,11 +108,7 @@ class _Trend(NamedTuple):
 
 
 class LogitGrowth(Detector):
-    """Follows the largest attention logit of each module.
-
-    Args:
-        shared: What the detectors have in common.
-    """
+    """Follows the largest attention logit of each module."""
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)

@@ -34,15 +34,10 @@ _Key = tuple[str, int, str, str, str, str]
 
 
 class _Sighting(NamedTuple):
-    """An origin at one loss scale.
+    """An origin at one loss scale."""
 
-    Attributes:
-        scale: The loss scale.
-        magnitude: What shrinks with the gradient; NaN if unknown.
-    """
-
-    scale: float
-    magnitude: float
+    scale: float  # the loss scale
+    magnitude: float  # what shrinks with the gradient; NaN if unknown
 
     def lasts_in(self, later: _Sighting) -> bool:
         """Whether a later one is nearer to this magnitude than to what the scale makes of it."""
@@ -51,17 +46,11 @@ class _Sighting(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """An origin that has not followed the scale so far.
+    """An origin that has not followed the scale so far."""
 
-    Attributes:
-        first: The first of it.
-        newest: The newest of it at another scale than the one before.
-        step: The iteration in which it was seen last.
-    """
-
-    first: _Sighting
-    newest: _Sighting
-    step: int
+    first: _Sighting  # the first of it
+    newest: _Sighting  # the newest of it at another scale than the one before
+    step: int  # the iteration in which it was seen last
 
 
 class ScaleWitness:

@@ -40,17 +40,11 @@ FAR = 2.0**16
 
 
 class _Fitted(NamedTuple):
-    """A gradient that was finite in a step that was taken.
+    """A gradient that was finite in a step that was taken."""
 
-    Attributes:
-        scale: The largest loss scale at which it was.
-        amax: Its largest magnitude then, without the scale.
-        newest: Its largest magnitude in the newest such step.
-    """
-
-    scale: float
-    amax: float
-    newest: float
+    scale: float  # the largest loss scale at which it was
+    amax: float  # its largest magnitude then, without the scale
+    newest: float  # its largest magnitude in the newest such step
 
 
 class Culprits(Detector):
@@ -58,9 +52,6 @@ class Culprits(Detector):
 
     Ranks whose parameters are sharded skip a step together, and one of them has the gradient. A rank
     whose own gradients are all finite then knows that it is another one's.
-
-    Args:
-        shared: What the detectors have in common.
 
     Attributes:
         worst: The parameter with the most non-finite elements since the last growth of the
@@ -193,11 +184,7 @@ class Culprits(Detector):
         self._where = []
 
     def cap(self, *, apart_from: str) -> Cap | None:
-        """Return who limits the scale, while the gradient of another parameter stayed finite.
-
-        Args:
-            apart_from: The other parameter.
-        """
+        """Return who limits the scale, while the gradient of another parameter stayed finite."""
         if not self.worst or apart_from not in self._spared or apart_from in self._nonfinite:
             return None
         overflows_at = min(self._overflows_at.values())

@@ -65,11 +65,7 @@ HARMLESS_SAMPLES = 3
 
 
 class GradientRange(Detector):
-    """Holds the gradients of sampled iterations against the range of float16.
-
-    Args:
-        shared: What the detectors have in common.
-    """
+    """Holds the gradients of sampled iterations against the range of float16."""
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
@@ -143,7 +139,8 @@ class GradientRange(Detector):
         if iteration.scaler is None:
             self._say_without_scaler(iteration, shares, worst, share, is_harmful=True)
             return
-        if self._agreeing < MIN_SAMPLES and not self._is_known(worst):
+        is_new = self._book.get(GRAD_UNDERFLOW.slug, f"param:{worst}") is None
+        if is_new and self._agreeing < MIN_SAMPLES:
             return
         scale = gradients[worst].scale
         if self._low.is_passing(iteration, gradients, scale):
@@ -197,9 +194,6 @@ class GradientRange(Detector):
                 f" is so for {share:.1%} of all gradient elements"
             )
             self._book.report_change(made)
-
-    def _is_known(self, worst: str) -> bool:
-        return self._book.get(GRAD_UNDERFLOW.slug, f"param:{worst}") is not None
 
     def _say_unmeasured(self, step: int) -> None:
         """Say that nobody scales the loss, unless a sample has shown more."""

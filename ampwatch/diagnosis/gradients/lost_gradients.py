@@ -75,19 +75,12 @@ class Before(NamedTuple):
 
 
 class _Memory(NamedTuple):
-    """The newest sample of a gradient that says how large it is.
+    """The newest sample of a gradient that says how large it is."""
 
-    Attributes:
-        amax: Largest magnitude without the loss scale; 0 of a gradient whose zeros are true.
-        scale: The loss scale of that time.
-        step: The iteration.
-        loss: Magnitude of the loss of that time; NaN if that is not known.
-    """
-
-    amax: float
-    scale: float
-    step: int
-    loss: float
+    amax: float  # largest magnitude without the loss scale; 0 of a gradient whose zeros are true
+    scale: float  # the loss scale of that time
+    step: int  # the iteration
+    loss: float  # magnitude of the loss of that time; NaN if that is not known
 
     def amax_at(self, loss: float) -> float:
         """Return the largest magnitude that is to be expected at a loss of magnitude ``loss``.
@@ -171,9 +164,6 @@ def flush_of(gradients: Sequence[Gradient]) -> Flush:
 
 class LostGradients(Detector):
     """Judges the zeros in the gradients of one training.
-
-    Args:
-        shared: What the detectors have in common.
 
     Attributes:
         judged: The gradients of the newest iteration, judged by those before it.
@@ -438,11 +428,7 @@ ADVICE = (
 
 
 class FlushedLater(Detector):
-    """Detects gradients that float16 has made zero between ``unscale_`` and the step.
-
-    Args:
-        shared: What the detectors have in common.
-    """
+    """Detects gradients that float16 has made zero between ``unscale_`` and the step."""
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)

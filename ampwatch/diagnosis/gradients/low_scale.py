@@ -50,9 +50,6 @@ class _Then(Enum):
 class LowScale:
     """Follows how far the scale is below the largest one that a step was taken with.
 
-    Args:
-        book: Where findings go.
-
     Attributes:
         largest_applied: The largest scale that a step was taken with since it was last set by hand.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from ampwatch.wire.records import Finding
@@ -100,19 +101,14 @@ class Certainty(NamedTuple):
     why: str
 
 
-def certain(why: str) -> Certainty:
-    """Return the certainty of what was observed itself."""
-    return Certainty("certain", why)
+certain = partial(Certainty, "certain")
+"""The certainty of what was observed itself."""
 
+very_likely = partial(Certainty, "very likely")
+"""The certainty of what a measurement and a rule leave little else to explain."""
 
-def very_likely(why: str) -> Certainty:
-    """Return the certainty of what a measurement and a rule leave little else to explain."""
-    return Certainty("very likely", why)
-
-
-def likely(why: str) -> Certainty:
-    """Return the certainty of what rests on a trend or a sample."""
-    return Certainty("likely", why)
+likely = partial(Certainty, "likely")
+"""The certainty of what rests on a trend or a sample."""
 
 
 class When(Enum):
@@ -168,46 +164,32 @@ class Cause(NamedTuple):
     fits: Fits = _fits_always
 
 
-def _edges(when: When, kinds: tuple[str, ...], fits: Fits) -> tuple[Cause, ...]:
+def _edges(when: When, *kinds: str, fits: Fits = _fits_always) -> tuple[Cause, ...]:
     return tuple(Cause(kind, when, fits) for kind in kinds)
 
 
-def before(*kinds: str, fits: Fits = _fits_always) -> tuple[Cause, ...]:
-    """Return the edges to causes that are searched for before a symptom is reported."""
-    return _edges(When.BEFORE, kinds, fits)
+before = partial(_edges, When.BEFORE)
+"""Makes the edges to causes that are searched for before a symptom is reported."""
 
+since = partial(_edges, When.SINCE)
+"""Makes the edges to causes from whose beginning on something is their consequence."""
 
-def since(*kinds: str, fits: Fits = _fits_always) -> tuple[Cause, ...]:
-    """Return the edges to causes from whose beginning on something is their consequence."""
-    return _edges(When.SINCE, kinds, fits)
+after = partial(_edges, When.AFTER)
+"""Makes the edges to causes that are searched for once a symptom was reported."""
 
+backwards = partial(_edges, When.BACKWARDS)
+"""Makes the edges to causes that explain, once made, what was found before them."""
 
-def after(*kinds: str, fits: Fits = _fits_always) -> tuple[Cause, ...]:
-    """Return the edges to causes that are searched for once a symptom was reported."""
-    return _edges(When.AFTER, kinds, fits)
+during = partial(_edges, When.DURING)
+"""Makes the edges to causes that explain what is still seen when they have begun."""
 
+by_detector = partial(_edges, When.BY_DETECTOR)
+"""Makes the edges that a detector attaches by itself."""
 
-def backwards(*kinds: str, fits: Fits = _fits_always) -> tuple[Cause, ...]:
-    """Return the edges to causes that explain, once made, what was found before them."""
-    return _edges(When.BACKWARDS, kinds, fits)
+at_fault = partial(_edges, When.AT_FAULT, "")
+"""Makes the edge to an op that makes non-finite values, where its steps fit the symptom."""
 
-
-def during(*kinds: str) -> tuple[Cause, ...]:
-    """Return the edges to causes that explain what is still seen when they have begun."""
-    return _edges(When.DURING, kinds, _fits_always)
-
-
-def by_detector(*kinds: str) -> tuple[Cause, ...]:
-    """Return the edges that a detector attaches by itself."""
-    return _edges(When.BY_DETECTOR, kinds, _fits_always)
-
-
-def at_fault(*, fits: Fits) -> tuple[Cause, ...]:
-    """Return the edge to an op that makes non-finite values, where its steps fit the symptom."""
-    return (Cause("", When.AT_FAULT, fits),)
-
-
-AT_FAULT = at_fault(fits=_fits_always)
+AT_FAULT = at_fault()
 """The edge to an op that makes non-finite values, as long as it does."""
 
 AT_FAULT_FOR_LONG = (Cause("", When.AT_FAULT_FOR_LONG),)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ampwatch.diagnosis.autocast import kinds as autocast
 from ampwatch.diagnosis.calls import kinds as calls
 from ampwatch.diagnosis.forward import kinds as forward
 from ampwatch.diagnosis.gradients import kinds as gradients
-from ampwatch.diagnosis.kinds.kind import Certainty
+from ampwatch.diagnosis.kinds.kind import Certainty, Kind, KindFamily
 from ampwatch.diagnosis.memory import kinds as memory
 from ampwatch.diagnosis.performance import kinds as performance
 from ampwatch.diagnosis.rounding import kinds as rounding
@@ -17,80 +15,23 @@ from ampwatch.diagnosis.state import kinds as state
 from ampwatch.diagnosis.steps import kinds as steps
 from ampwatch.diagnosis.time import kinds as time
 
-if TYPE_CHECKING:
-    from ampwatch.diagnosis.kinds.kind import Kind
-
-ROWS = (
-    forward.FORWARD_OVERFLOW,
-    forward.SILENT_OVERFLOW,
-    forward.HEADROOM_LOW,
-    forward.LOGIT_GROWTH,
-    forward.MASKED_ROW_NAN,
-    forward.FORWARD_NAN_UNDERFLOW,
-    rounding.LOSSY_INTEGER_CAST,
-    rounding.METRIC_ACCUM_ROUNDING,
-    gradients.FP16_WITHOUT_SCALER,
-    gradients.GRAD_UNDERFLOW,
-    gradients.RANGE_TOO_WIDE,
-    forward.BACKWARD_NONFINITE_ANY_SCALE,
-    gradients.FP16_LOSS_CAPS_SCALE,
-    scale.SCALE_COLLAPSE,
-    scale.SCALE_BELOW_ONE,
-    gradients.SCALE_STUCK_LOW,
-    scale.SCALE_RUNAWAY,
-    scale.SCALE_RESET,
-    steps.PERIODIC_SKIP,
-    scale.SCALER_WITH_BF16,
-    steps.SCHEDULER_AHEAD,
-    steps.SHARED_SCALER_DESYNC,
-    steps.RANK_FOUND_INF_MISMATCH,
-    state.REPLICA_DRIFT,
-    calls.CLIP_BEFORE_UNSCALE,
-    calls.UNSCALED_STEP,
-    calls.MIXED_SCALED_BACKWARD,
-    calls.SCALE_CHANGED_MID_ACCUMULATION,
-    calls.CLIP_NONFINITE_NORM,
-    calls.BACKWARD_UNDER_AUTOCAST,
-    calls.API_ERROR,
-    autocast.AUTOCAST_INACTIVE,
-    autocast.STALE_AUTOCAST_CACHE,
-    autocast.COMPILE_BACKWARD_AUTOCAST,
-    state.BUFFER_NONFINITE,
-    state.PARAM_NONFINITE,
-    rounding.UPDATE_ROUNDING,
-    state.OPTIMIZER_EPS_UNDERFLOW,
-    rounding.GRAD_ACCUM_ROUNDING,
-    rounding.EMA_ROUNDING,
-    rounding.FP8_SATURATION,
-    rounding.FP8_UNDERFLOW,
-    rounding.FP8_SCALE_NONFINITE,
-    rounding.PLAN_LEFT,
-    forward.REDUCE_OVERFLOW,
-    performance.DIMS_UNALIGNED,
-    performance.CAST_OVERHEAD,
-    performance.FP32_MATMUL,
-    performance.LAYOUT_NCHW,
-    performance.NO_MEMORY_GAIN,
-    memory.MEMORY_CREEP,
-    performance.CPU_ISA_MISSING,
-    performance.BACKEND_FLAGS,
-    performance.KERNELS_OUTDATED,
-    performance.MATMUL_IS_GEMV,
-    performance.TENSOR_VIEWS_DISAGREE,
-    time.INPUT_BOUND,
-    time.STEP_SLOWER,
-    time.STRAGGLER,
-    performance.SYNC_IN_STEP,
-    forward.NONFINITE_INPUT,
-    forward.INVALID_OPERATION,
-    state.DIVERGENCE,
+_MODULES = (
+    *(autocast, calls, forward, gradients, memory, performance),
+    *(rounding, scale, state, steps, time),
 )
-"""Every kind, in the order of the pages: a new one gets its place here."""
+
+RELEASED = tuple(
+    sorted(
+        (row for module in _MODULES for row in vars(module).values() if isinstance(row, Kind)),
+        key=lambda row: row.number,
+    )
+)
+"""Every kind, in the order of release, so that a new one moves no label value and no series."""
+
+ROWS = tuple(row for family in KindFamily for row in RELEASED if row.family is family)
+"""Every kind, in the order of the pages: by family, and in each in the order of release."""
 
 _BY_SLUG = {row.slug: row for row in ROWS}
-
-RELEASED = tuple(sorted(ROWS, key=lambda row: row.number))
-"""Every kind, in the order of release, so that a new one moves no label value and no series."""
 
 KINDS = tuple(row.slug for row in RELEASED)
 """The kinds of findings that this release makes; a ring of another release may hold more."""

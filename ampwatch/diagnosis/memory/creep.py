@@ -169,9 +169,6 @@ class MemoryCreep(Detector):
 
     Growth alone is no finding: a replay buffer grows as a leak does, until it is full. It is one once
     as much is left as it has grown by, or if graphs of all earlier iterations are seen to be kept.
-
-    Args:
-        shared: What the detectors have in common.
     """
 
     def __init__(self, shared: Shared) -> None:

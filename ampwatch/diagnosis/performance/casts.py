@@ -13,10 +13,10 @@ from ampwatch.wire.records import in_words
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Sequence
 
     from ampwatch.diagnosis.book import FindingBook
-    from ampwatch.diagnosis.evidence.ops import LayerShape, OpCensus, OpKey, OpTally
+    from ampwatch.diagnosis.detector import Known
+    from ampwatch.diagnosis.evidence.ops import OpCensus, OpKey, OpTally
 
 
 CASTS_PER_OP = 1.0
@@ -60,16 +60,11 @@ class _Sums(Struct):
 
 
 class Casts:
-    """Compares what casts cost with what they gain.
+    """Compares what casts cost with what they gain."""
 
-    Args:
-        book: Where findings go.
-        layers: The weights of the model's layers, as they were at set-up.
-    """
-
-    def __init__(self, book: FindingBook, layers: Sequence[LayerShape]) -> None:
+    def __init__(self, book: FindingBook, known: Known) -> None:
         self._book = book
-        self._layers = frozenset(layer.module for layer in layers if layer.module)
+        self._layers = frozenset(layer.module for layer in known.layers if layer.module)
 
     def detect(self, census: OpCensus, num_losses: int) -> None:
         """Take in one census.

@@ -12,7 +12,8 @@ from ampwatch.wire.records import in_words
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
-    from ampwatch.diagnosis.evidence.ops import Machine, OpCensus, OpKey, OpTally
+    from ampwatch.diagnosis.detector import Known
+    from ampwatch.diagnosis.evidence.ops import OpCensus, OpKey, OpTally
 
 
 TF32_FROM = (8, 0)
@@ -39,16 +40,11 @@ AUTOCAST_IS_ELSEWHERE = (Fallback.OTHER_THREAD, Fallback.DEVICE_TYPE)
 
 
 class Float32Matmuls:
-    """Checks the dtype in which a training spends the FLOPs of its forward pass.
+    """Checks the dtype in which a training spends the FLOPs of its forward pass."""
 
-    Args:
-        book: Where findings go.
-        machine: What it runs on.
-    """
-
-    def __init__(self, book: FindingBook, machine: Machine) -> None:
+    def __init__(self, book: FindingBook, known: Known) -> None:
         self._book = book
-        self._machine = machine
+        self._machine = machine = known.machine
         self._has_idle_tf32 = (
             machine.capability is not None
             and machine.capability >= TF32_FROM

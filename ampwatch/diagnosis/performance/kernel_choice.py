@@ -21,14 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from ampwatch.diagnosis.book import FindingBook
-    from ampwatch.diagnosis.evidence.ops import (
-        KernelTime,
-        Machine,
-        OpCensus,
-        OpKey,
-        OpTally,
-        Window,
-    )
+    from ampwatch.diagnosis.detector import Known
+    from ampwatch.diagnosis.evidence.ops import KernelTime, OpCensus, OpKey, OpTally, Window
     from ampwatch.diagnosis.kinds.kind import Kind
 
 
@@ -66,17 +60,12 @@ class SlowKernels:
 
     What a kernel is that is not known by its name never counts against it: a share of known
     kernels is the least that it can be.
-
-    Args:
-        book: Where findings go.
-        machine: What it runs on.
-        autocast_dtypes: Names of the autocast dtypes seen so far; read, never copied.
     """
 
-    def __init__(self, book: FindingBook, machine: Machine, autocast_dtypes: Sequence[str]) -> None:
+    def __init__(self, book: FindingBook, known: Known) -> None:
         self._book = book
-        self._machine = machine
-        self._autocast_dtypes = autocast_dtypes
+        self._machine = known.machine
+        self._autocast_dtypes = known.autocast_dtypes
         self._census: OpCensus | None = None
         self._agreeing: Counter[str] = Counter()
 

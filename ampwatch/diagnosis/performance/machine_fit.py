@@ -12,10 +12,11 @@ from ampwatch.numerics.units.ops import HALF_DTYPES, OpKind
 from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from ampwatch.diagnosis.book import FindingBook
-    from ampwatch.diagnosis.evidence.ops import Machine, OpCensus, OpKey, OpTally
+    from ampwatch.diagnosis.detector import Known
+    from ampwatch.diagnosis.evidence.ops import OpCensus, OpKey, OpTally
 
 
 REMAINING_SHARE = 0.05
@@ -31,20 +32,14 @@ FLOAT16_ON_OLD = (
 
 
 class MachineFit:
-    """Holds what a training computes in against what the machine can do.
+    """Holds what a training computes in against what the machine can do."""
 
-    Args:
-        book: Where findings go.
-        machine: The machine.
-        autocast_dtypes: Names of the autocast dtypes seen so far; read, never copied.
-    """
-
-    def __init__(self, book: FindingBook, machine: Machine, autocast_dtypes: Sequence[str]) -> None:
+    def __init__(self, book: FindingBook, known: Known) -> None:
         self._book = book
-        self._machine = machine
-        self._autocast_dtypes = autocast_dtypes
+        self._machine = known.machine
+        self._autocast_dtypes = known.autocast_dtypes
         self._convolutions: frozenset[tuple[str, tuple[int, ...]]] = frozenset()
-        capability = machine.capability
+        capability = known.machine.capability
         self._emulates_bfloat16 = capability is not None and capability < TF32_FROM
         self._has_tf32 = capability is not None and capability >= TF32_FROM
 

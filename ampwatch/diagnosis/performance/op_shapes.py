@@ -11,10 +11,9 @@ from ampwatch.numerics.written import counted
 from ampwatch.wire.records import in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ampwatch.diagnosis.book import FindingBook
-    from ampwatch.diagnosis.evidence.ops import LayerShape, Machine, OpCensus, OpKey, OpTally
+    from ampwatch.diagnosis.detector import Known
+    from ampwatch.diagnosis.evidence.ops import LayerShape, OpCensus, OpKey, OpTally
 
 
 PAD_FOR_A_GPU = (
@@ -62,28 +61,15 @@ UNALIGNED_SHARE = 0.25
 
 
 class OpShapes:
-    """Checks the dimensions and the memory format of what is multiplied in low precision.
+    """Checks the dimensions and the memory format of what is multiplied in low precision."""
 
-    Args:
-        book: Where findings go.
-        machine: What it runs on.
-        layers: The weights of the model's layers, as they were at set-up.
-        autocast_dtypes: Names of the autocast dtypes seen so far; read, never copied.
-    """
-
-    def __init__(
-        self,
-        book: FindingBook,
-        machine: Machine,
-        layers: Sequence[LayerShape],
-        autocast_dtypes: Sequence[str],
-    ) -> None:
+    def __init__(self, book: FindingBook, known: Known) -> None:
         self._book = book
-        self._is_gpu = machine.capability is not None
-        self._has_no_tensor_cores = machine.has_no_tensor_cores
-        self._layers = layers
-        self._autocast_dtypes = autocast_dtypes
-        self._layers_are_open = bool(layers)
+        self._is_gpu = known.machine.capability is not None
+        self._has_no_tensor_cores = known.machine.has_no_tensor_cores
+        self._layers = known.layers
+        self._autocast_dtypes = known.autocast_dtypes
+        self._layers_are_open = bool(known.layers)
 
     def check_layers(self) -> None:
         """Check the layers alone, as soon as it is known that they multiply in low precision.

@@ -15,40 +15,34 @@ from ampwatch.diagnosis.performance.op_shapes import OpShapes
 from ampwatch.wire.records import CensusSource
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from ampwatch.diagnosis.detector import Known
     from ampwatch.diagnosis.evidence.iteration import Iteration
-    from ampwatch.diagnosis.evidence.ops import LayerShape, Machine, OpCensus
+    from ampwatch.diagnosis.evidence.ops import OpCensus
     from ampwatch.diagnosis.steps.steps import StepVerdict
 
 
 class Performance(Detector):
-    """Checks what ran in which dtype, and in which kernels.
-
-    Args:
-        shared: What the detectors have in common.
-    """
+    """Checks what ran in which dtype, and in which kernels."""
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
         self._autocast_dtypes = shared.known.autocast_dtypes
-        self._begin(shared.known.machine, shared.known.layers)
+        self._begin(shared.known)
 
     @takes(TrainingMoved)
     def move(self, moved: TrainingMoved) -> None:
         """Judge by another machine from now on, and forget what ran on the one before."""
-        self._begin(moved.machine, moved.layers)
+        self._begin(self._known._replace(machine=moved.machine, layers=moved.layers))
         self.check_layers()
 
-    def _begin(self, machine: Machine, layers: Sequence[LayerShape]) -> None:
-        book, autocast_dtypes = self._book, self._autocast_dtypes
-        self._known_dtypes = 0
-        self._state = AutocastState(book, machine)
-        self._matmuls = Float32Matmuls(book, machine)
-        self._shapes = OpShapes(book, machine, layers, autocast_dtypes)
-        self._casts = Casts(book, layers)
-        self._machine = MachineFit(book, machine, autocast_dtypes)
-        self._kernels = SlowKernels(book, machine, autocast_dtypes)
+    def _begin(self, known: Known) -> None:
+        self._known, self._known_dtypes = known, 0
+        self._state = AutocastState(self._book, known)
+        self._matmuls = Float32Matmuls(self._book, known)
+        self._shapes = OpShapes(self._book, known)
+        self._casts = Casts(self._book, known)
+        self._machine = MachineFit(self._book, known)
+        self._kernels = SlowKernels(self._book, known)
 
     def check_layers(self) -> None:
         """Check the shapes of the layers, before anything has run."""

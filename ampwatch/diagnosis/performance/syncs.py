@@ -46,9 +46,6 @@ class SyncsInStep(Detector):
 
     It is an info. It is a warning where profiler windows have measured that the host waits for long
     and that the device is idle meanwhile, or after that.
-
-    Args:
-        shared: What the detectors have in common.
     """
 
     def __init__(self, shared: Shared) -> None:
@@ -65,7 +62,7 @@ class SyncsInStep(Detector):
         lines = self._lasting()
         if not lines:
             return
-        each = {line: self._total(line) / WINDOW for line in lines}
+        each = {line: sum(w.lines.get(line, 0) for w in self._observed) / WINDOW for line in lines}
         most = sorted(lines, key=lambda line: (-each[line], line))
         self._report(waits.step, [(line, each[line]) for line in most])
 
@@ -78,9 +75,6 @@ class SyncsInStep(Detector):
         """Return the lines that wait in most iterations."""
         seen = Counter(line for waits in self._observed for line in waits.lines)
         return [line for line, times in seen.items() if times >= MIN_SHARE * WINDOW]
-
-    def _total(self, line: WaitingLine) -> int:
-        return sum(waits.lines.get(line, 0) for waits in self._observed)
 
     def _report(self, step: int, lines: Sequence[tuple[WaitingLine, float]]) -> None:
         waits = sum(each for _, each in lines)

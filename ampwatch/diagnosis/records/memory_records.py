@@ -13,9 +13,6 @@ MIN_APART_NS = 10**9
 class MemoryRecorder(Detector):
     """Passes memory on as records, one a second at most.
 
-    Args:
-        shared: What the detectors have in common.
-
     Attributes:
         newest: The newest memory, recorded or not; ``None`` before the first.
     """

@@ -7,6 +7,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.detector import Detector, Shared
+from ampwatch.diagnosis.evidence.ops import OpTally
 from ampwatch.numerics.units.ops import Fallback, OpKind
 from ampwatch.wire.records import (
     ALL_MODULES,
@@ -18,10 +19,10 @@ from ampwatch.wire.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from ampwatch.diagnosis.evidence.iteration import Iteration
-    from ampwatch.diagnosis.evidence.ops import OpCensus, OpKey, OpTally
+    from ampwatch.diagnosis.evidence.ops import OpCensus, OpKey
     from ampwatch.diagnosis.steps.steps import StepVerdict
 
 APART_NS = 1_000_000_000
@@ -32,11 +33,7 @@ MAX_OP_ROWS = 128
 
 
 class OpRecorder(Detector):
-    """Adds censuses up and writes what came of it.
-
-    Args:
-        shared: What the detectors have in common.
-    """
+    """Adds censuses up and writes what came of it."""
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
@@ -127,9 +124,7 @@ class OpRecorder(Detector):
 
 def _rows(census: OpCensus, most_modules: int) -> list[OpRow]:
     """Return the table of a census: by op, and by module."""
-    tallies = census.tallies.items()
-    by_op = _summed((_of_op(key), tally) for key, tally in tallies)
-    by_module = _summed((_of_module(key), tally) for key, tally in tallies)
+    by_op, by_module = _summed(census, _of_op), _summed(census, _of_module)
     heavy = sorted({row.module for row in by_module}, key=_weights(by_module).__getitem__)
     kept = set(heavy[::-1][:most_modules])
     rows = [*sorted(by_op, key=_weight, reverse=True)[:MAX_OP_ROWS]]
@@ -137,21 +132,9 @@ def _rows(census: OpCensus, most_modules: int) -> list[OpRow]:
 
 
 def _of_op(key: OpKey) -> OpRow:
-    inputs = "+".join(key.inputs)
-    return OpRow(
-        key.op,
-        ALL_MODULES,
-        key.kind,
-        key.phase,
-        inputs,
-        key.dtype,
-        key.out_dtype,
-        key.fallback,
-        0,
-        0,
-        0,
-        0,
-    )
+    op, kind, _, phase, given, dtype, made, fallback = key
+    inputs = "+".join(given)
+    return OpRow(op, ALL_MODULES, kind, phase, inputs, dtype, made, fallback, 0, 0, 0, 0)
 
 
 def _of_module(key: OpKey) -> OpRow:
@@ -164,18 +147,14 @@ def _of_module(key: OpKey) -> OpRow:
     return OpRow("", key.module, kind, key.phase, "", key.dtype, out_dtype, fallback, 0, 0, 0, 0)
 
 
-def _summed(parts: Iterable[tuple[OpRow, OpTally]]) -> list[OpRow]:
+def _summed(census: OpCensus, row_of: Callable[[OpKey], OpRow]) -> list[OpRow]:
     """Return the rows, each once, with what their tallies add up to."""
-    sums: defaultdict[OpRow, list[int]] = defaultdict(lambda: [0] * 4)
-    for row, tally in parts:
-        of_row = sums[row]
-        of_row[0] += tally.calls
-        of_row[1] += tally.flops
-        of_row[2] += tally.tensor_flops
-        of_row[3] += tally.bytes
+    sums: defaultdict[OpRow, OpTally] = defaultdict(OpTally)
+    for key, tally in census.tallies.items():
+        sums[row_of(key)].add(tally)
     return [
-        row._replace(calls=calls, flops=flops, tensor_flops=tensor_flops, bytes=num_bytes)
-        for row, (calls, flops, tensor_flops, num_bytes) in sums.items()
+        row._replace(calls=s.calls, flops=s.flops, tensor_flops=s.tensor_flops, bytes=s.bytes)
+        for row, s in sums.items()
     ]
 
 

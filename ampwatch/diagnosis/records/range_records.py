@@ -30,9 +30,6 @@ finite: nobody sees more, and a ring must not overflow before the daemon reads i
 class RangeRecorder(Detector):
     """Writes what was measured, at most ``max_modules`` modules of a topic at a time.
 
-    Args:
-        shared: What the detectors have in common.
-
     Attributes:
         norms: L2 norms of the newest gradients that were measured, by parameter, without the loss
             scale; those that are finite.

@@ -32,11 +32,7 @@ STOPPED = ". No parameter changes any more: nothing is learnt"
 
 
 class UpdatePrecision(Detector):
-    """Detects updates that round away in parameters kept in float16 or bfloat16.
-
-    Args:
-        shared: What the detectors have in common.
-    """
+    """Detects updates that round away in parameters kept in float16 or bfloat16."""
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)

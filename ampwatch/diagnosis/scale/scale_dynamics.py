@@ -68,11 +68,7 @@ is there to stay."""
 
 
 class ScaleDynamics(Detector):
-    """Watches the scale of one scaler.
-
-    Args:
-        shared: What the detectors have in common.
-    """
+    """Watches the scale of one scaler."""
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
@@ -161,7 +157,7 @@ class ScaleDynamics(Detector):
         # A storm is dated by its own first skip: the slower test may have begun long before it. That
         # skip is taken for a probe where the scale had just grown, until more follow it.
         since = iteration.step - self._skips.streak + 1 if storm else self._skip_rate.since
-        where = _optimizers_with_found_inf(iteration)
+        where = _optimizer(iteration, skipped=True)
         finding = self._book.get(SCALE_COLLAPSE.slug, where)
         if finding is None:
             finding = SCALE_COLLAPSE.finding(
@@ -293,7 +289,7 @@ class ScaleDynamics(Detector):
             return
         worst = self._culprits.worst
         low.finding = SCALE_BELOW_ONE.finding(
-            f"param:{worst}" if worst else _optimizers_of(iteration),
+            f"param:{worst}" if worst else _optimizer(iteration, skipped=False),
             iteration.step,
             summary="",
             first_step=low.since,
@@ -482,15 +478,9 @@ def _growths(scale: float, target: float, scaler: ScalerSettings) -> float:
     return math.ceil(math.log(target / scale) / math.log(scaler.growth_factor))
 
 
-def _optimizers_with_found_inf(iteration: Iteration) -> str:
-    return _first_of([i for i, found in iteration.found_inf.items() if found])
-
-
-def _optimizers_of(iteration: Iteration) -> str:
-    return _first_of([i for i, found in iteration.found_inf.items() if not found])
-
-
-def _first_of(indices: Sequence[int]) -> str:
+def _optimizer(iteration: Iteration, *, skipped: bool) -> str:
+    """Return the place of the first optimizer whose step was skipped, or was not."""
+    indices = [i for i, found in iteration.found_inf.items() if found == skipped]
     return f"optimizer:{min(indices, default=0)}"
 
 

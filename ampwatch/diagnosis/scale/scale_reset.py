@@ -32,11 +32,7 @@ SKIPS_UNKNOWN = 3
 
 
 class ScaleReset(Detector):
-    """Detects a new state of the scaler, and the skips until its scale fits again.
-
-    Args:
-        shared: What the detectors have in common.
-    """
+    """Detects a new state of the scaler, and the skips until its scale fits again."""
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)

@@ -68,11 +68,7 @@ STATE = (Topic.WEIGHT, Topic.ACTIVATION)
 
 
 class Divergence(Detector):
-    """Follows the magnitude of the loss from its first values on.
-
-    Args:
-        shared: What the detectors have in common.
-    """
+    """Follows the magnitude of the loss from its first values on."""
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)

@@ -110,9 +110,6 @@ class PoisonedState(Detector):
 
     A finding is over once each tensor it is about was measured again, and is finite.
 
-    Args:
-        shared: What the detectors have in common.
-
     Attributes:
         nonfinite: Parameters and buffers that are not finite, whether or not they are meant to be.
     """

@@ -47,19 +47,12 @@ class _Group(NamedTuple):
 
 
 class _Drift(NamedTuple):
-    """Ranks whose weights have come apart.
+    """Ranks whose weights have come apart."""
 
-    Attributes:
-        group: Number of the group of weights within the check.
-        ranks: The ranks that had them in common.
-        most: Those of them that still do, if they are more than half; else none.
-        since: First iteration of the last check in which all did.
-    """
-
-    group: int
-    ranks: Ranks
-    most: Ranks
-    since: int
+    group: int  # number of the group of weights within the check
+    ranks: Ranks  # the ranks that had them in common
+    most: Ranks  # those of them that still do, if they are more than half; else none
+    since: int  # first iteration of the last check in which all did
 
 
 class ReplicaDrift(Detector):
@@ -70,9 +63,6 @@ class ReplicaDrift(Detector):
     ``PATIENCE`` checks, and ranks that came together meanwhile average now and then. Ranks that are
     shifted are not compared until they are in lockstep again. It is over once all weights in which
     ranks had come apart were found to be the same.
-
-    Args:
-        shared: What the detectors have in common.
     """
 
     def __init__(self, shared: Shared) -> None:
@@ -187,7 +177,8 @@ class ReplicaDrift(Detector):
         were = "was" if begin == end else "were"
         others = first.ranks - first.most
         if first.most:
-            who = f"{_named(others)} no longer {_has(others)} the weights of {_named(first.most)}"
+            have = "has" if len(others) == 1 else "have"
+            who = f"{_named(others)} no longer {have} the weights of {_named(first.most)}"
         else:
             who = f"{_named(first.ranks)} no longer have the same weights"
         self._book.report(
@@ -259,7 +250,3 @@ def _named(ranks: Iterable[int]) -> str:
     some = ", ".join(map(str, numbers[:MAX_NAMED]))
     more = f" and {len(numbers) - MAX_NAMED} more" if len(numbers) > MAX_NAMED else ""
     return f"{'rank' if len(numbers) == 1 else 'ranks'} {some}{more}"
-
-
-def _has(ranks: Ranks) -> str:
-    return "has" if len(ranks) == 1 else "have"

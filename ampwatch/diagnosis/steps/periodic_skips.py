@@ -72,9 +72,6 @@ class PeriodicSkips(Detector):
     the search locks to it, so where the scale grows once between two skips, the losses of the
     skipped steps must stand out as well. Where it never grows in between it falls until it fits:
     then a period is only reported where that takes too long.
-
-    Args:
-        shared: What the detectors have in common.
     """
 
     def __init__(self, shared: Shared) -> None:

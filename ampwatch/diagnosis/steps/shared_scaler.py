@@ -112,9 +112,6 @@ class SharedScaler(Detector):
     """Compares the optimizers of one scaler.
 
     One that keeps being skipped falls behind the other, and drags the scale of both down.
-
-    Args:
-        shared: What the detectors have in common.
     """
 
     def __init__(self, shared: Shared) -> None:

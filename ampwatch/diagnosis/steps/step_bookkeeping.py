@@ -34,9 +34,6 @@ class StepBookkeeping(Detector):
     does a schedule by the epoch, which happens to move after a skipped step. Steps ahead
     count once the optimizer steps again: while every step is skipped no learning rate is
     used, and what is wrong is what the steps are skipped for.
-
-    Args:
-        shared: What the detectors have in common.
     """
 
     def __init__(self, shared: Shared) -> None:
@@ -54,7 +51,8 @@ class StepBookkeeping(Detector):
             skipped_at = self._last_skip.get(index)
             if index in iteration.scheduler_stepped:
                 self._moves[index] = self._moves.get(index, 0) + 1
-                if skipped_at is not None and self._is_stepwise(index):
+                often = STEPWISE_SHARE * (self._steps[index] - 1)
+                if skipped_at is not None and self._moves[index] >= often:
                     self._waiting.setdefault(index, []).append(skipped_at)
             if not found_inf:
                 for skipped in self._waiting.pop(index, ()):
@@ -69,9 +67,6 @@ class StepBookkeeping(Detector):
             self._steps[index] += len(quiet)
             if index in like.scheduler_stepped:
                 self._moves[index] += len(quiet)
-
-    def _is_stepwise(self, index: int) -> bool:
-        return self._moves[index] >= STEPWISE_SHARE * (self._steps[index] - 1)
 
     def _ahead(self, index: int, step: int) -> None:
         where = f"optimizer:{index}"

@@ -45,11 +45,7 @@ class StepVerdict(Struct):
 
 
 class StepJudge:
-    """Judges the iterations of one training, in order.
-
-    Args:
-        skips: Classifies the skips.
-    """
+    """Judges the iterations of one training, in order."""
 
     def __init__(self, skips: SkipClassifier) -> None:
         self._skips = skips

@@ -49,9 +49,6 @@ class StepSlower:
 
     The reference is the fastest run of ``REFERENCE_SPANS`` spans so far. It begins anew where batches
     have another size.
-
-    Args:
-        book: Where findings go.
     """
 
     def __init__(self, book: FindingBook) -> None:

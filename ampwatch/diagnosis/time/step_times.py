@@ -41,11 +41,7 @@ MANY_WORKERS = 64
 
 
 class InputBound:
-    """Adds up how long steps wait for data.
-
-    Args:
-        book: Where findings go.
-    """
+    """Adds up how long steps wait for data."""
 
     def __init__(self, book: FindingBook) -> None:
         self._book = book
@@ -147,9 +143,6 @@ class StepTimes(Detector):
     that a profiler has recorded, waits for data like any other, and is no measure of what a step takes;
     what sampling ranges costs is within its budget. Of a training on a device only the device's own
     times are judged: the host is ahead of it, and waits where nothing is lost.
-
-    Args:
-        shared: What the detectors have in common.
     """
 
     def __init__(self, shared: Shared) -> None:

@@ -70,9 +70,6 @@ class _Followed:
 class _Plan:
     """The products of a plan, and the measurements that tell whether they hold it.
 
-    Args:
-        made: The plan.
-
     Attributes:
         made: The plan.
         first: The first product that has left it, which the finding is about; ``None`` before.
@@ -142,11 +139,7 @@ class _Plan:
 
 
 class PlanLeft(Detector):
-    """Follows the newest plan that was asked for.
-
-    Args:
-        shared: What the detectors have in common.
-    """
+    """Follows the newest plan that was asked for."""
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)

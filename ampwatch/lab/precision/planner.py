@@ -101,13 +101,7 @@ class _Asked:
 def checked(
     limit: float, max_flushed: float, gpu: str | None, formats: Iterable[str] | None
 ) -> _Asked:
-    """Check the arguments of a plan.
-
-    Args:
-        limit: Least signal-to-quantisation-noise ratio of a product. Unit: dB.
-        max_flushed: Largest share of an operand that may become zero.
-        gpu: Name of a GPU of ``GPUS``; ``None`` for any.
-        formats: Names of the formats to choose from; ``None`` for ``CANDIDATES``.
+    """Check the arguments of ``plan_of``.
 
     Raises:
         SettingsError: If one of them makes no sense.

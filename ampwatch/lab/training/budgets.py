@@ -131,12 +131,7 @@ def budget_of(
 
 
 class Budgets(Sensor):
-    """Answers who asks for the error budget of the newest call of a model.
-
-    Args:
-        context: Shared parts of the training.
-        replays: Keeps the calls.
-    """
+    """Answers who asks for the error budget of the newest call of a model."""
 
     name = "error_budget"
 

@@ -352,7 +352,7 @@ class ErrorLog:
         rows = [
             tally.row(key) for key, tally in self._tallies.items() if tally.exact or tally.total
         ]
-        return sorted(rows, key=_rank, reverse=True)
+        return sorted(rows, key=lambda r: (r.weight or 0.0, r.born or 0.0), reverse=True)
 
     def module_rows(self) -> list[ErrorRow]:
         """Return the rows of modules, in the order in which they have returned first.
@@ -375,10 +375,6 @@ class ErrorLog:
     def forget(self) -> None:
         """Let go of everything but the numbers. Idempotent."""
         self._values.forget()
-
-
-def _rank(row: ErrorRow) -> tuple[float, float]:
-    return row.weight or 0.0, row.born or 0.0
 
 
 def _is_in(module: str, name: str) -> bool:

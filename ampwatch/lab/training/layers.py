@@ -74,10 +74,6 @@ class LayerSensor(Sensor):
     It measures nothing itself: the sensor of activations tells it of calls and measures inputs that
     are the output of no other module.
 
-    Args:
-        context: Shared parts of the training.
-        identity: Whose layers they are.
-
     Attributes:
         plan: The newest plan that was asked for, here or by another process; ``None`` before.
     """

@@ -23,11 +23,6 @@ DETECTORS = (PlanLeft,)
 class Lab:
     """The laboratory's part of one training. See ``ampwatch.training.session.Part``.
 
-    Args:
-        context: Shared parts of the training.
-        identity: Who is watched.
-        replays: Keeps the calls of the models.
-
     Attributes:
         calls: Is notified of the calls of modules.
         budgets: Makes error budgets.

@@ -58,10 +58,6 @@ class _Measured:
 class StepRows:
     """The rows of one step. Keeps no tensor of the training.
 
-    Args:
-        kernels: Select what counts exponents.
-        sketcher: Makes sketches.
-
     Attributes:
         missing: In sentences, what could not be recorded.
     """

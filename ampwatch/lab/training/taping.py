@@ -53,10 +53,6 @@ class TapeSensor(OpSensor):
     Steps are chosen by their index alone, never by what they cost, so that two runs record the same. Nothing
     is left out because a device is behind: at its end a recorded step waits for what was measured.
 
-    Args:
-        context: Shared parts of the training.
-        identity: Who is watched.
-
     Cost:
         In a recorded step five passes over each tensor that an op makes, and 60 us a tensor; in others
         a comparison. Without ``record_dir`` there is no such sensor.

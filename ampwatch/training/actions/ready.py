@@ -194,7 +194,8 @@ class _Checkpoint(Action):
 
     def __call__(self, finding: Finding) -> None:
         pending = self._pending
-        if pending is None or (pending.severity is Severity.WARNING and _is_critical(finding)):
+        is_critical = finding.severity is Severity.CRITICAL
+        if pending is None or (pending.severity is Severity.WARNING and is_critical):
             self._pending = finding
 
     def settle(self, step: int) -> None:
@@ -244,7 +245,3 @@ class _Stop(Action):
     def settle(self, step: int) -> StopTraining | None:
         finding, self._pending = self._pending, None
         return None if finding is None else StopTraining(finding, step)
-
-
-def _is_critical(finding: Finding) -> bool:
-    return finding.severity is Severity.CRITICAL

@@ -9,10 +9,10 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from ampwatch.training.kernels.admission import is_dtensor
+from ampwatch.training.model.graph import nodes_behind, nodes_of
 from ampwatch.training.model.names import parameters_of
 from ampwatch.training.private import FLAT_SHARDS
 
@@ -141,21 +141,12 @@ class Ownership:
         )
 
 
-def _leaves_behind(roots: Iterable[Any], ours: set[int]) -> list[nn.Parameter]:
+def _leaves_behind(roots: Iterable[object], ours: set[int]) -> list[nn.Parameter]:
     """Return the parameters that a graph leads to; none if one of them is known to be ours."""
-    waiting = [root.grad_fn for root in roots if isinstance(root, torch.Tensor)]
-    # The nodes themselves: an identity is given away again once its Python object is freed.
-    seen: dict[int, Any] = {}
     leaves: list[nn.Parameter] = []
-    while waiting:
-        node = waiting.pop()
-        if node is None or id(node) in seen:
-            continue
-        if len(seen) >= MAX_NODES:
+    for count, (node, following) in enumerate(nodes_behind(nodes_of(roots))):
+        if count >= MAX_NODES:
             return []
-        seen[id(node)] = node
-        following = node.next_functions
-        waiting += [child for child, _ in following]
         leaf = None if following else getattr(node, "variable", None)
         if isinstance(leaf, nn.Parameter):
             if id(leaf) in ours:

@@ -31,9 +31,6 @@ _WORDS = array("H", [word(name, pattern) for name in _BYTES for pattern in range
 class NativeKernel:
     """Measures tensors in host memory, by address: no ATen op is called, and the GIL is released.
 
-    Args:
-        module: The extension module.
-
     Attributes:
         finite_checks: By dtype, what says of an address and a number of elements from there on
             whether all of them are finite; false as well where there is no memory. Each calls no ATen

@@ -319,12 +319,7 @@ class TrackioSink:
 
 
 class MlflowSink:
-    """A run of MLflow, by a client and its id: the active run is one of the thread that asks.
-
-    Args:
-        client: The client.
-        run_id: Id of the run.
-    """
+    """A run of MLflow, by a client and its id: the active run is one of the thread that asks."""
 
     wants_traceback = False
 

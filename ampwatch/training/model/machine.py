@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ampwatch.diagnosis.evidence.ops import Machine
-from ampwatch.guard import is_of_a_signal
+from ampwatch.guard import Suppress
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.units.ops import HALF_DTYPES, OpKind
 from ampwatch.report.op_shares import peaks_of
@@ -95,13 +95,9 @@ def cpu_dtypes(cpuinfo: Path = CPUINFO) -> frozenset[str]:
 
     All of them where the system does not list its instructions: advice needs a known lack.
     """
-    try:
-        text = cpuinfo.read_text()
-    except OSError as error:
-        if is_of_a_signal(error):
-            raise
-        return HALF_DTYPES
-    line = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    line = None
+    with Suppress(OSError):
+        line = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE)
     if line is None:
         return HALF_DTYPES
     flags = set(line[1].split())
@@ -173,15 +169,10 @@ def _attribute(find: Callable[[str], Any], ordinal: int | None, attribute: int) 
     """
     if ordinal is None:
         return 0
-    try:
-        driver = find(CUDA_LIBRARY)
-    except OSError as error:
-        if is_of_a_signal(error):
-            raise
-        return 0
     device, value = ctypes.c_int(), ctypes.c_int()
-    if driver.cuDeviceGet(ctypes.byref(device), ordinal):
-        return 0
-    if driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device):
-        return 0
-    return value.value
+    with Suppress(OSError):
+        driver = find(CUDA_LIBRARY)
+        is_known = not driver.cuDeviceGet(ctypes.byref(device), ordinal)
+        if is_known and not driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device):
+            return value.value
+    return 0

@@ -29,15 +29,10 @@ MAX_REMEMBERED = 4096
 
 
 class _Origin(NamedTuple):
-    """What a storage holds numbers of.
+    """What a storage holds numbers of."""
 
-    Attributes:
-        storage: No reference: it dies with its tensors, and its address is used again.
-        dtype: The FP8 format.
-    """
-
-    storage: WeakStorage
-    dtype: torch.dtype
+    storage: WeakStorage  # no reference: it dies with its tensors, and its address is used again
+    dtype: torch.dtype  # the FP8 format
 
 
 class Dequantized:
@@ -121,7 +116,7 @@ class Dequantized:
             return None
         address = tensor.untyped_storage().data_ptr()
         origin = self._origins.get(address)
-        return None if origin is None or _is_gone(origin) else origin.dtype
+        return None if origin is None or origin.storage.expired() else origin.dtype
 
     def _note(self, tensor: Tensor, dtype: torch.dtype | None) -> None:
         if tensor.dtype in FP8 or not _has_place(tensor):
@@ -142,7 +137,3 @@ def _has_place(tensor: Tensor) -> bool:
         and tensor.layout is torch.strided
         and not (tensor.is_meta or tensor.is_nested)
     )
-
-
-def _is_gone(origin: _Origin) -> bool:
-    return origin.storage.expired()

@@ -34,13 +34,6 @@ def flops_of(
     vector. Corrected is one that it counts too often: the gradient of the weight of a grouped
     convolution. Attention has no discount for masks. ``flex_attention`` is no op that is called: its
     kernel is generated, and has no FLOPs here.
-
-    Args:
-        info: The op.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-        tensors: The tensors among them.
-        out: What it has returned.
     """
     if info.kind is OpKind.ATTENTION and "query" in info.arguments:
         return _attention(info, dict(zip(info.arguments, args, strict=False)) | kwargs)

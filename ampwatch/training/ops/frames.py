@@ -111,37 +111,23 @@ class _Kind(Enum):
 
 
 class _Code(NamedTuple):
-    """A code object, held so that its identity is not given to another one, and what it is.
+    """A code object, held so that its identity is not given to another one, and what it is."""
 
-    Attributes:
-        code: The code object.
-        kind: What it is.
-        graph: Of an entry the name of the compiled graph.
-        nodes: Of a graph its nodes.
-    """
-
-    code: CodeType
-    kind: _Kind
-    graph: str = ""
-    nodes: Mapping[str, GraphNode] | None = None
+    code: CodeType  # the code object
+    kind: _Kind  # what it is
+    graph: str = ""  # of an entry the name of the compiled graph
+    nodes: Mapping[str, GraphNode] | None = None  # of a graph its nodes
 
 
 class _Stack(NamedTuple):
-    """The frames that an op was called from, as far as they matter.
+    """The frames that an op was called from, as far as they matter."""
 
-    Attributes:
-        root: Name of the innermost watched module that Python has called; ``None`` without one.
-        is_function: Whether a function of autograd runs inside of it.
-        entry: Name of the innermost compiled graph that was entered inside of it.
-        inner: The innermost frame of a graph, or of generated code.
-        code: What is known of its code.
-    """
-
+    # name of the innermost watched module that Python has called; ``None`` without one
     root: str | None
-    is_function: bool
-    entry: str
-    inner: FrameType | None
-    code: _Code | None
+    is_function: bool  # whether a function of autograd runs inside of it
+    entry: str  # name of the innermost compiled graph that was entered inside of it
+    inner: FrameType | None  # the innermost frame of a graph, or of generated code
+    code: _Code | None  # what is known of its code
 
 
 class _Mark(NamedTuple):
@@ -395,17 +381,11 @@ class FramePlaces:
 
 
 class _Readers(NamedTuple):
-    """The modules that have read a storage in forward.
+    """The modules that have read a storage in forward."""
 
-    Attributes:
-        storage: A weak reference to it.
-        variable: The variable of the generated code.
-        modules: Their names by the kind of op.
-    """
-
-    storage: WeakStorage
-    variable: str
-    modules: dict[OpKind, list[str]]
+    storage: WeakStorage  # a weak reference to it
+    variable: str  # the variable of the generated code
+    modules: dict[OpKind, list[str]]  # their names by the kind of op
 
 
 def _operands(call: OpCall, line: Line) -> Iterator[tuple[str, Tensor]]:

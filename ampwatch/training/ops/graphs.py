@@ -86,11 +86,7 @@ class Line(NamedTuple):
 
 
 class KnownModules:
-    """The modules of the watched models by identity.
-
-    Args:
-        names: The qualified names.
-    """
+    """The modules of the watched models by identity."""
 
     def __init__(self, names: Names) -> None:
         self._names = names

@@ -269,14 +269,7 @@ class Dims(NamedTuple):
 
 
 def dims_of(info: OpInfo, tensors: Sequence[torch.Tensor], args: Sequence[Any], out: Any) -> Dims:
-    """Return the dimensions of a call with FLOPs.
-
-    Args:
-        info: The op.
-        tensors: Its tensor arguments.
-        args: All its arguments.
-        out: What it has returned.
-    """
+    """Return the dimensions of a call with FLOPs."""
     if info.name in RECURRENT:
         return _recurrent(tensors[0], recurrent_weights(info, args))
     if info.kind is OpKind.MATMUL:

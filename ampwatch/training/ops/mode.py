@@ -140,7 +140,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
                 return func(*args, **(kwargs or {}))
             keys = self._keys.get(func)
             if keys is None:
-                keys = _keys_of(lets_autocast_through(func))
+                keys = tuple(map(autocast_key, lets_autocast_through(func)))
                 altered = self._note is not None and self._is_altered(func, args)
                 if altered is not None:  # else it is asked again the next time
                     self._keys[func] = keys
@@ -309,10 +309,6 @@ def _restack(wanted: list[Any]) -> None:
         pop_mode()
     for mode in wanted:
         push_mode(mode)
-
-
-def _keys_of(device_types: Iterable[str]) -> tuple[Any, ...]:
-    return tuple(autocast_key(device_type) for device_type in device_types)
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any], keys: tuple[Any, ...], compiler: Any) -> Any:

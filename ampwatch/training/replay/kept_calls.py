@@ -162,12 +162,6 @@ class KeptCall:
     No value is copied. Of a tensor with a graph a detached view is kept, so that the graph does not
     stay alive. The version counter of each tells whether somebody has written to it since.
 
-    Args:
-        model: The model.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        draws: The state of random numbers.
-
     Attributes:
         autocast: Where autocast was on.
         draws: The state of random numbers.

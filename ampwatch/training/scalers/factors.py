@@ -91,7 +91,7 @@ def factor_at_root(
             children = [child for child, _ in node.next_functions if child is not None]
             if name not in _THROUGH or len(children) != 1:
                 break
-            factor = _factor(node) if name == "Mul" else None
+            factor = _on_host(_constant(node)) if name == "Mul" else None
             if factor is not None and (is_likely_scale(factor) or _may_follow(factor, scale)):
                 return factor
             node = children[0]
@@ -127,10 +127,6 @@ def _may_scale(constant: object) -> bool:
         return False
     value = _on_host(constant)
     return value is None or not abs(value) < LIKELY_SCALE
-
-
-def _factor(node: Any) -> float | None:
-    return _on_host(_constant(node))
 
 
 def _constant(node: Any) -> torch.Tensor | None:

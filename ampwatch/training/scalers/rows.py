@@ -236,12 +236,9 @@ def grad_scaler_in(thing: object) -> torch.amp.GradScaler | None:
     timm's NativeScaler, Lightning's precision plugin, accelerate's Accelerator and fastai's
     MixedPrecision are such objects.
     """
-    held = [v for v in getattr(thing, "__dict__", {}).values() if _is_scaler(v)]
+    values = getattr(thing, "__dict__", {}).values()
+    held = [value for value in values if isinstance(value, torch.amp.GradScaler)]
     return held[0] if len({id(scaler) for scaler in held}) == 1 else None
-
-
-def _is_scaler(value: object) -> bool:
-    return isinstance(value, torch.amp.GradScaler)
 
 
 def living(models: tuple[Any, ...], *, has_optimizer: bool = False) -> Iterator[tuple[Row, Any]]:

@@ -105,19 +105,12 @@ INPUT = How(most=MAX_ELEMENTS, is_input=True)
 
 
 class _Piece(NamedTuple):
-    """A dense part of a tensor, or a copy of it; a tensor may need several.
+    """A dense part of a tensor, or a copy of it; a tensor may need several."""
 
-    Attributes:
-        number: Index of the item.
-        item: The item.
-        tensor: The part.
-        dtype: Name of the dtype.
-    """
-
-    number: int
-    item: Item
-    tensor: Tensor
-    dtype: str
+    number: int  # index of the item
+    item: Item  # the item
+    tensor: Tensor  # the part
+    dtype: str  # name of the dtype
 
 
 @dataclass(eq=False)

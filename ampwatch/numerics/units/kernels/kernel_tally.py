@@ -102,15 +102,6 @@ class KernelTally:
         self._judged[launch] = kernel
         return kernel
 
-    def unit_ns(self, unit: Unit) -> int:
-        """Return the time on a unit, in all dtypes."""
-        return sum(duration for (where, _), duration in self.by_unit.items() if where is unit)
-
-    @property
-    def total_ns(self) -> int:
-        """The time of all kernels."""
-        return sum(self.by_unit.values())
-
 
 def alignment(kernel: KernelName) -> str:
     """Return the label of an alignment: ``full``, ``align1`` to ``align8``, or ``unsaid``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from ampwatch.diagnosis.evidence.scaler import StaleCast
 from ampwatch.training.hooks.compiling import is_traced
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.kernels.dtypes import name_of
+from ampwatch.training.model.graph import nodes_behind
 from ampwatch.training.private import is_in_autocast, next_sequence_number, sequence_number
 
 if TYPE_CHECKING:
@@ -70,8 +72,8 @@ class StaleCastSensor(Sensor):
             return
         if self._graphs >= MAX_GRAPHS:
             return
-        # Ops after the step make nodes with this number or a larger one.
-        now = _newest_node()
+        # Ops of this thread after the step make nodes with this number or a larger one.
+        now = int(next_sequence_number())
         changed = self._stepped.setdefault(get_ident(), {})
         for group in event.optimizer.param_groups:
             changed.update({id(p): now for p in group["params"]})
@@ -105,14 +107,9 @@ class StaleCastSensor(Sensor):
 def _stale(root: Any, changed: dict[int, int]) -> dict[int, torch.Tensor]:
     """Return the changed parameters that newer ops of a graph use through older casts."""
     found: dict[int, torch.Tensor] = {}
-    seen: set[Any] = {root}
-    queue = [root]
-    while queue and len(seen) < MAX_NODES:
-        node = queue.pop()
-        for below, _ in node.next_functions:
-            if below is None:
-                continue
-            parameter = _cast_parameter(below)
+    for node, following in islice(nodes_behind([root]), MAX_NODES):
+        for below, _ in following:
+            parameter = None if below is None else _cast_parameter(below)
             if parameter is not None:
                 # Both numbers are of the thread that has stepped: each thread counts its own.
                 changed_at = changed.get(id(parameter))
@@ -120,9 +117,6 @@ def _stale(root: Any, changed: dict[int, int]) -> dict[int, torch.Tensor]:
                     below
                 ) < changed_at <= sequence_number(node):
                     found[id(parameter)] = parameter
-            if below not in seen:
-                seen.add(below)
-                queue.append(below)
     return found
 
 
@@ -133,8 +127,3 @@ def _cast_parameter(node: Any) -> torch.Tensor | None:
     # Only the node that accumulates the gradient of a leaf has a ``variable``.
     leaf: torch.Tensor | None = getattr(node.next_functions[0][0], "variable", None)
     return leaf
-
-
-def _newest_node() -> int:
-    """Return the number that the next node of the calling thread will have."""
-    return int(next_sequence_number())

@@ -59,19 +59,12 @@ class _Clamp(NamedTuple):
 
 
 class _Changed(NamedTuple):
-    """A gradient that was changed, or a tensor that was made of one.
+    """A gradient that was changed, or a tensor that was made of one."""
 
-    Attributes:
-        memory: Where it lies.
-        gradient: Address of the gradient.
-        norm: L2 norm of the gradient before, on its device.
-        source: ``file:line`` of the change.
-    """
-
-    memory: Memory
-    gradient: int
-    norm: Tensor
-    source: str
+    memory: Memory  # where it lies
+    gradient: int  # address of the gradient
+    norm: Tensor  # L2 norm of the gradient before, on its device
+    source: str  # ``file:line`` of the change
 
 
 class HandClips(OpSensor):

@@ -25,9 +25,6 @@ MAX_SCALES = 256
 class ScaleLog:
     """Remembers scales. A scale on a device arrives later, without a sync.
 
-    Args:
-        deferred: Reads scales.
-
     Attributes:
         take_arrived: Takes in the scales that have reached the host. Never waits.
     """

@@ -10,6 +10,7 @@ import torch
 
 from ampwatch.training.devices import HOST
 from ampwatch.training.kernels.admission import is_ordinary
+from ampwatch.training.model.graph import nodes_behind
 from ampwatch.training.model.scaler import scale_on_host
 from ampwatch.training.private import saved_other, saved_self, scale_tensor, sequence_number
 from ampwatch.training.scalers.factors import LIKELY_SCALE, constant_of, is_likely_scale
@@ -226,24 +227,14 @@ class ScaledRoots:
 
     def _leads_to_scaled(self, node: Any) -> bool:
         """Whether a scaled loss is among what ``node`` was computed from, or may be."""
-        stack = [node]
-        seen = {node}
-        left = MAX_NODES
+        if not self._numbers:
+            return False
         # Numbers ascend, so a node with a smaller number than the first scaled loss was not
         # computed from it, and neither was anything below: most of the graph is never visited.
-        while stack and self._numbers:
-            left -= 1
-            if left <= 0:
+        behind = nodes_behind([node], lambda below: sequence_number(below) >= self._first)
+        for count, (below, _) in enumerate(behind, 1):
+            if count >= MAX_NODES or sequence_number(below) in self._numbers:
                 return True
-            for child, _ in stack.pop().next_functions:
-                if child is None or child in seen:
-                    continue
-                number = sequence_number(child)
-                if number in self._numbers:
-                    return True
-                if number > self._first:
-                    seen.add(child)
-                    stack.append(child)
         return False
 
     def _is_weight(self, node: Any) -> bool:
@@ -292,18 +283,11 @@ def leaves_of(nodes: Iterable[Any]) -> set[int] | None:
 
     Cost: about 1 us a node of the graph.
     """
-    stack = [node for node in nodes if node is not None]
-    seen = set(stack)
     leaves = set()
-    while stack:
-        if len(seen) > MAX_TO_LEAVES:
+    for count, (node, _) in enumerate(nodes_behind(nodes)):
+        if count >= MAX_TO_LEAVES:
             return None
-        node = stack.pop()
         variable = getattr(node, "variable", None)
         if variable is not None:
             leaves.add(id(variable))
-        for child, _ in node.next_functions:
-            if child is not None and child not in seen:
-                seen.add(child)
-                stack.append(child)
     return leaves

@@ -75,19 +75,13 @@ REGION_ELSEWHERE = (Fallback.OTHER_THREAD, Fallback.DEVICE_TYPE)
 
 
 class _Route(NamedTuple):
-    """The way of the calls of one op.
+    """The way of the calls of one op."""
 
-    Attributes:
-        info: The op.
-        channel: Hands them to the sensors that they concern.
-        with_followers: Hands them also to those that follow all ops for the time being.
-        prefilters: What these take a call in with that concerns them no further; ``None`` if each
-            call has to be handed on.
-    """
-
-    info: OpInfo
-    channel: Channel
-    with_followers: Channel
+    info: OpInfo  # the op
+    channel: Channel  # hands them to the sensors that they concern
+    with_followers: Channel  # hands them also to those that follow all ops for the time being
+    # what these take a call in with that concerns them no further; ``None`` if each call has to be
+    # handed on
     prefilters: tuple[Callable[[OpCall], bool], ...] | None
 
 

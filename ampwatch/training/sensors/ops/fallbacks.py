@@ -68,10 +68,6 @@ class Fallbacks:
 
         ``None`` if nothing is amiss: the module is called inside a region for its device, enabled
         or not, or to evaluate, or nobody uses autocast.
-
-        Args:
-            module: The module.
-            name: Its qualified name.
         """
         parameter = next(module.parameters(), None)
         if parameter is None or not parameter.is_floating_point() or not torch.is_grad_enabled():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ampwatch.diagnosis.evidence.origins import NOT_ASKED, Answer, Fault
-from ampwatch.guard import is_of_a_signal
+from ampwatch.guard import Suppress
 from ampwatch.training.kernels.admission import is_dense
 from ampwatch.training.kernels.dtypes import FLOATS
 from ampwatch.training.ops.call import tensors_among
@@ -161,20 +161,6 @@ def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
     return change(value)
 
 
-class _Result(NamedTuple):
-    """A result, computed again.
-
-    Attributes:
-        amax: Largest magnitude; NaN if any element is.
-    """
-
-    amax: float
-
-    @property
-    def is_finite(self) -> bool:
-        return math.isfinite(self.amax)
-
-
 class _Question:
     """An op and what it was given.
 
@@ -198,42 +184,43 @@ class _Question:
 
     def answer(self) -> Answer:
         """Say whether precision cures it, and if not, whether other numbers near by do."""
-        exact = self._compute(_as_it_is)
+        exact = self._compute(lambda operand: operand)
         if exact is None:
             return NOT_ASKED
-        if exact.is_finite:
+        if math.isfinite(exact):
             # A quotient overflows where what it is divided by is small, or the other large. One number that
             # fits is no overflow, whatever its operands are, as the logit of what was rounded to one.
-            fits = self._is_elementwise and exact.amax <= self._limit
+            fits = self._is_elementwise and exact <= self._limit
             is_small = fits or self._fits(_at_least_small)
             is_small = is_small and not self._is_too_large_inside(exact)
-            return Answer(Fault.POINT if is_small else Fault.OVERFLOW, exact.amax)
+            return Answer(Fault.POINT if is_small else Fault.OVERFLOW, exact)
         # The exponential of a thousand is beyond float64 as well; that of one is not.
-        if exact.amax == math.inf and self._is_finite(_at_most_one):
+        if exact == math.inf and self._is_finite(_at_most_one):
             return Answer(Fault.OVERFLOW, math.inf)
         is_point = self._is_finite(_beside)
-        return Answer(Fault.POINT if is_point else Fault.INVALID, exact.amax)
+        return Answer(Fault.POINT if is_point else Fault.INVALID, exact)
 
-    def _is_too_large_inside(self, exact: _Result) -> bool:
+    def _is_too_large_inside(self, exact: float) -> bool:
         """Whether a result that fits is one of numbers on the way that do not: of a sum, or of squares."""
         return (
-            exact.amax <= self._limit
+            exact <= self._limit
             and self._is_finite(_at_most_one, widens=False)
             and not self._is_finite(_at_least_small, widens=False)
         )
 
     def _is_finite(self, change: Callable[[Tensor], Tensor], *, widens: bool = True) -> bool:
         found = self._compute(change, widens=widens)
-        return found is not None and found.is_finite
+        return found is not None and math.isfinite(found)
 
     def _fits(self, change: Callable[[Tensor], Tensor]) -> bool:
         found = self._compute(change)
-        return found is not None and found.amax <= self._limit
+        return found is not None and found <= self._limit
 
-    def _compute(
-        self, change: Callable[[Tensor], Tensor], *, widens: bool = True
-    ) -> _Result | None:
-        """Compute the op with changed operands, in float64 or as it was; ``None`` if it cannot be."""
+    def _compute(self, change: Callable[[Tensor], Tensor], *, widens: bool = True) -> float | None:
+        """Compute the op with changed operands, in float64 or as it was, and return the largest magnitude of the result.
+
+        NaN if any element is; ``None`` if it cannot be computed.
+        """
 
         def changed(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
@@ -249,18 +236,11 @@ class _Question:
 
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            try:
+            with Suppress(Exception):  # any kernel may refuse float64: then there is no answer
                 args, kwargs = _mapped(changed, (self._args, self._kwargs))
                 result = tensors_among((self._func(*args, **kwargs),))[self._index]
-                return _Result(host_scalar(result.abs().amax()) if result.numel() else 0.0)
-            except Exception as error:  # any kernel may refuse float64: then there is no answer
-                if is_of_a_signal(error):
-                    raise
-                return None
-
-
-def _as_it_is(operand: Tensor) -> Tensor:
-    return operand
+                return host_scalar(result.abs().amax()) if result.numel() else 0.0
+        return None
 
 
 def _at_least_small(operand: Tensor) -> Tensor:

@@ -113,27 +113,18 @@ class _Noted(NamedTuple):
 
 
 class _Ended(NamedTuple):
-    """An iteration that has ended, and the values that its trace waits for.
+    """An iteration that has ended, and the values that its trace waits for."""
 
-    Attributes:
-        lineage: What became of its values.
-        log: What is to be done to the lineage first.
-        gradients: The gradients at the end, with the names of their parameters.
-        parameters: The parameters at the end, with their names; none where values are late.
-        scale: The loss scale; ``None`` without one.
-        loss_on_host: The part of the loss that the host knows; ``None`` without a loss.
-        loss: The part that is on a device.
-        flight: Values on their way to the host; ``None`` if all are there.
-    """
-
-    lineage: Lineage
-    log: Sequence[Callable[[], None]]
+    lineage: Lineage  # what became of its values
+    log: Sequence[Callable[[], None]]  # what is to be done to the lineage first
+    # the gradients at the end, with the names of their parameters
     gradients: Iterable[tuple[str, ReadOperand]]
+    # the parameters at the end, with their names; none where values are late
     parameters: Iterable[tuple[str, ReadOperand]]
-    scale: ReadOperand | None
-    loss_on_host: float | None
-    loss: ReadOperand | None
-    flight: Flight | None
+    scale: ReadOperand | None  # the loss scale; ``None`` without one
+    loss_on_host: float | None  # the part of the loss that the host knows; ``None`` without a loss
+    loss: ReadOperand | None  # the part that is on a device
+    flight: Flight | None  # values on their way to the host; ``None`` if all are there
 
     def trace(self) -> OpTrace:
         """Return the trace, now that the values are here."""

@@ -8,6 +8,7 @@ the inputs that it has saved.
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from ampwatch.diagnosis.evidence.origins import OpTrace, Origin, OriginKind, Val
 from ampwatch.diagnosis.forward.faults import DIVISIONS
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.kernels.admission import is_of_floats
+from ampwatch.training.model.graph import nodes_behind, nodes_of
 from ampwatch.training.model.module_stack import ACCUMULATES
 from ampwatch.training.private import schema_of, sequence_number
 from ampwatch.training.sensors.origins.reading import values_of
@@ -36,19 +38,12 @@ _RESULT = "result"
 
 
 class _Seen(NamedTuple):
-    """Facts about one op of a loss.
+    """Facts about one op of a loss."""
 
-    Attributes:
-        op: Base name of the op.
-        out: What is known of its result; ``None`` if nothing is.
-        inputs: What is known of the inputs that it has saved.
-        number: The Python number that it was given; NaN without one.
-    """
-
-    op: str
-    out: Values | None
-    inputs: Sequence[Values]
-    number: float
+    op: str  # base name of the op
+    out: Values | None  # what is known of its result; ``None`` if nothing is
+    inputs: Sequence[Values]  # what is known of the inputs that it has saved
+    number: float  # the Python number that it was given; NaN without one
 
 
 def loss_trace(roots: Sequence[Any], begins_at: int, step: int) -> OpTrace | None:
@@ -76,16 +71,10 @@ def loss_trace(roots: Sequence[Any], begins_at: int, step: int) -> OpTrace | Non
 
 def _nodes_of(roots: Sequence[Any], begins_at: int) -> list[Any]:
     """Return the nodes of a loss in the order in which its ops ran."""
-    waiting = [root.grad_fn for root in roots if isinstance(root, torch.Tensor)]
-    found: dict[int, Any] = {}
-    while waiting and len(found) <= MAX_NODES:
-        node = waiting.pop()
-        if node is None or id(node) in found:
-            continue
-        if begins_at <= sequence_number(node) < ACCUMULATES:
-            found[id(node)] = node
-            waiting += [following for following, _ in node.next_functions]
-    return sorted(found.values(), key=lambda node: int(sequence_number(node)))
+    behind = nodes_behind(
+        nodes_of(roots), lambda node: bool(begins_at <= sequence_number(node) < ACCUMULATES)
+    )
+    return sorted((node for node, _ in islice(behind, MAX_NODES + 1)), key=sequence_number)
 
 
 def _op_of(node: Any) -> str:

@@ -120,12 +120,8 @@ class Unfinished(Generic[Note]):
             (_alive(result, touched[key]), result.note)
             for key in keys
             for result in self._results.pop(key)
-            if (keeps or key not in written) and not _is_freed(result)
+            if (keeps or key not in written) and not result.storage.expired()
         ]
-
-
-def _is_freed(result: _Result[Note]) -> bool:
-    return result.storage.expired()
 
 
 def _alive(result: _Result[Note], view: Tensor) -> Tensor:

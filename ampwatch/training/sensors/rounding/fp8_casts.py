@@ -14,7 +14,7 @@ from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.units.ops import FP8_DTYPES
 from ampwatch.training.kernels.admission import is_plain
 from ampwatch.training.kernels.dtypes import NAMES
-from ampwatch.training.sensors.rounding.shadow import RoundingSensor
+from ampwatch.training.sensors.rounding.shadow import CASTS, RoundingSensor, cast_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -94,9 +94,7 @@ class Fp8Casts(RoundingSensor):
         self._divisions: deque[_Division] = deque(maxlen=MAX_SCALES)
         self._clamped: dict[int, _Clamped] = {}
         self._handlers: dict[str, Callable[[OpCall, OpPlace], None]] = {
-            "_to_copy": self._cast,
-            "to": self._cast,
-            "copy_": self._copy,
+            **dict.fromkeys(CASTS, self._cast),
             **dict.fromkeys(CLAMPS, self._clamp),
             **dict.fromkeys(DIVISIONS, self._divide),
         }
@@ -130,12 +128,7 @@ class Fp8Casts(RoundingSensor):
             handler(call, place)
 
     def _cast(self, call: OpCall, place: OpPlace) -> None:
-        self._measure(call, place, call.args[0], call.out)
-
-    def _copy(self, call: OpCall, place: OpPlace) -> None:
-        self._measure(call, place, call.args[1], call.args[0])
-
-    def _measure(self, call: OpCall, place: OpPlace, source: Any, out: Any) -> None:
+        source, out = cast_by(call)
         fmt = FP8.get(getattr(out, "dtype", None))  # type: ignore[arg-type]
         if fmt is None:
             if self._clamped and id(source) in self._clamped and is_plain(out):

@@ -16,7 +16,12 @@ from ampwatch.training.kernels.dtypes import FLOATS, HALF, MEASURED, name_of
 from ampwatch.training.ops.call import tensors_among
 from ampwatch.training.ops.operands import has_grad, head, thinned
 from ampwatch.training.ops.storage import WeakStorage
-from ampwatch.training.sensors.rounding.shadow import RoundingSensor, VainChecks
+from ampwatch.training.sensors.rounding.shadow import (
+    CASTS,
+    RoundingSensor,
+    VainChecks,
+    cast_by,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -37,9 +42,6 @@ INTEGERS = frozenset({torch.int16, torch.int32, torch.int64})
 EVIDENCE_BITS = 4
 """Bits behind the point that a number could have, for it to be evidence of counting that it has
 none: a float32 of 2**23 and more is an integer, whatever it is about."""
-
-CASTS = ("_to_copy", "to", "copy_")
-"""Ops that cast."""
 
 MIN_EVIDENCE = 8
 """Elements that have to be evidence of counting."""
@@ -124,9 +126,7 @@ class LossyCasts(RoundingSensor):
         self._angles: list[_Angle] = []
         self._few: dict[Hashable, set[float]] = {}
         self._handlers: dict[str, Callable[[OpCall, OpPlace], None]] = {
-            "_to_copy": self._cast,
-            "to": self._cast,
-            "copy_": self._copy,
+            **dict.fromkeys(CASTS, self._cast),
             "arange": self._range,
             **dict.fromkeys(("mul", "div", "add", "sub", "pow"), self._promote),
         }
@@ -172,10 +172,7 @@ class LossyCasts(RoundingSensor):
         self._angles.clear()
 
     def _cast(self, call: OpCall, place: OpPlace) -> None:
-        self._check(call, place, call.args[0], call.out)
-
-    def _copy(self, call: OpCall, place: OpPlace) -> None:
-        self._check(call, place, call.args[1], call.args[0])
+        self._check(call, place, *cast_by(call))
 
     def _check(self, call: OpCall, place: OpPlace, source: Any, out: Any) -> None:
         if not (is_plain(source) and is_plain(out)):

@@ -63,6 +63,15 @@ def number_of(value: Any) -> float | None:
     return None
 
 
+CASTS = ("_to_copy", "to", "copy_")
+"""Ops that cast."""
+
+
+def cast_by(call: OpCall) -> tuple[Any, Any]:
+    """Return what an op casts, and what becomes of it."""
+    return (call.args[1], call.args[0]) if call.info.name == "copy_" else (call.args[0], call.out)
+
+
 def listed(value: Any) -> Sequence[Any]:
     """Return a list as it is, and anything else as the only one of a list."""
     return value if isinstance(value, (list, tuple)) else [value]

@@ -51,21 +51,13 @@ STEPS_ALONE = 4
 
 
 class _Step(NamedTuple):
-    """One step of one replica.
+    """One step of one replica."""
 
-    Attributes:
-        number: Steps that the replica had taken before.
-        weights: Sample of the parameters before the step.
-        scale: Scale of the scaler.
-        found_inf: Verdict of the scaler.
-        iteration: Iteration that was open.
-    """
-
-    number: int
-    weights: int
-    scale: float
-    found_inf: bool
-    iteration: int
+    number: int  # steps that the replica had taken before
+    weights: int  # sample of the parameters before the step
+    scale: float  # scale of the scaler
+    found_inf: bool  # verdict of the scaler
+    iteration: int  # iteration that was open
 
 
 class _Replica:
@@ -142,7 +134,9 @@ class ReplicaSensor(Sensor):
     def _new(self, optimizer: Optimizer) -> _Replica | None:
         parameters = parameters_of(optimizer)
         plain = len(parameters) <= MAX_PARAMETERS and all(_is_on_host(p) for p in parameters)
-        if not plain or len(self._replicas) >= MAX_REPLICAS or not _is_varied(parameters):
+        if not plain or len(self._replicas) >= MAX_REPLICAS:
+            return None
+        if len({byte for p in parameters for byte in _bytes(p)}) < MIN_VALUES:
             return None
         shapes = tuple((tuple(p.shape), p.dtype) for p in parameters)
         options = tuple(
@@ -256,7 +250,3 @@ def _sample(optimizer: Optimizer) -> int:
         if _is_on_host(parameter):
             checksum = zlib.crc32(_bytes(parameter), checksum)
     return checksum
-
-
-def _is_varied(parameters: list[torch.Tensor]) -> bool:
-    return len({byte for p in parameters for byte in _bytes(p)}) >= MIN_VALUES

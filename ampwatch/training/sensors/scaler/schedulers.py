@@ -37,19 +37,12 @@ MAX_TURNS = 0.25
 
 
 class _RateMoves(Struct):
-    """Moves of a learning rate that no scheduler has made.
+    """Moves of a learning rate that no scheduler has made."""
 
-    Attributes:
-        moves: How many there were.
-        turns: How many of them went in the other direction than the one before.
-        run: How many in a row went in one direction.
-        is_up: The direction of the newest.
-    """
-
-    moves: int = 0
-    turns: int = 0
-    run: int = 0
-    is_up: bool = True
+    moves: int = 0  # how many there were
+    turns: int = 0  # how many of them went in the other direction than the one before
+    run: int = 0  # how many in a row went in one direction
+    is_up: bool = True  # the direction of the newest
 
     def is_schedule_after(self, *, is_up: bool) -> bool:
         """Take in a move; return whether the moves are those of a schedule."""

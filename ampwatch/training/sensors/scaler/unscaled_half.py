@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING
 
 import torch
 
 from ampwatch.diagnosis.evidence.scaler import UnscaledStep
 from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.model.graph import nodes_behind, nodes_of
 from ampwatch.training.private import metadata_of_node
 from ampwatch.training.scalers.factors import may_be_scaled
 
@@ -79,17 +81,10 @@ class UnscaledHalf(Sensor):
         self._steps_left, self.is_dormant = 0, True
 
 
-def _leads_through_half(roots: Sequence[Any]) -> bool:
+def _leads_through_half(roots: Sequence[object]) -> bool:
     """Whether what backward computes for some node of a graph is in float16."""
-    waiting = [root.grad_fn for root in roots if isinstance(root, torch.Tensor)]
-    # The nodes themselves: an identity is given away again once its Python object is freed.
-    seen: dict[int, Any] = {}
-    while waiting and len(seen) < MAX_NODES:
-        node = waiting.pop()
-        if node is None or id(node) in seen:
-            continue
-        seen[id(node)] = node
-        if any(taken.dtype is torch.float16 for taken in metadata_of_node(node)):
-            return True
-        waiting += [child for child, _ in node.next_functions]
-    return False
+    return any(
+        taken.dtype is torch.float16
+        for node, _ in islice(nodes_behind(nodes_of(roots)), MAX_NODES)
+        for taken in metadata_of_node(node)
+    )

@@ -25,32 +25,21 @@ MAX_FLYING = 4
 
 
 class _Mark(NamedTuple):
-    """A point of the stream.
+    """A point of the stream."""
 
-    Attributes:
-        place: Which moment of the iteration it is; -1 for its beginning.
-        timer: The event.
-    """
-
-    place: int
-    timer: Timer
+    place: int  # which moment of the iteration it is; -1 for its beginning
+    timer: Timer  # the event
 
 
 class _Timed(NamedTuple):
-    """The marks of one iteration, in order, on one stream; the last one ends it.
+    """The marks of one iteration, in order, on one stream; the last one ends it."""
 
-    Attributes:
-        step: Index of the iteration.
-        stream: The stream that the training used when it began. Another one, as of a prefetcher, passes
-            its marks at other times, and what lies between two streams is no duration.
-        marks: The marks.
-        phases: The phase that begins with each moment; known once the iteration has ended.
-    """
-
-    step: int
+    step: int  # index of the iteration
+    # The stream that the training used when it began. Another one, as of a prefetcher, passes its
+    # marks at other times, and what lies between two streams is no duration.
     stream: Any
-    marks: list[_Mark]
-    phases: list[int]
+    marks: list[_Mark]  # the marks
+    phases: list[int]  # the phase that begins with each moment; known once the iteration has ended
 
 
 class DeviceClock:
@@ -58,10 +47,6 @@ class DeviceClock:
 
     A mark is an event with a time. The device passes it when all that was given to it before is done:
     between two marks lies what the device did in a phase, and where it had nothing to do, that wait.
-
-    Args:
-        device: The device.
-        link: Makes the events.
 
     Raises:
         RuntimeError, TypeError, NotImplementedError, AttributeError: If the backend has no events with a time.

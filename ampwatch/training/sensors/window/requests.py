@@ -6,7 +6,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from ampwatch.guard import Suppress, is_of_a_signal
+from ampwatch.guard import Suppress
 from ampwatch.wire.ring.requests import (
     Answer,
     Request,
@@ -52,31 +52,24 @@ class Requests:
         ring = self._out.ring_path
         if ring is None or os.getpid() != self._pid:  # a forked child leaves it to its parent
             return None
-        try:
+        with Suppress(OSError, ValueError):
             status = os.lstat(request_path(ring))
             signature = (status.st_ino, status.st_mtime_ns)
             if signature == self._seen:
                 return None
             self._seen = signature
             request = read_request(ring)
-        except (OSError, ValueError) as error:
-            if is_of_a_signal(error):
-                raise
-            return None
-        if not _may_be_replaced(request.path):
+            if _may_be_replaced(request.path):
+                return request
             self.refuse(request, f"expected an empty file of this user's at {request.path}")
-            return None
-        return request
+        return None
 
     def is_withdrawn(self, request: Request) -> bool:
         """Whether the answer is not waited for any more."""
         ring = self._out.ring_path
-        try:
+        with Suppress(OSError, ValueError):
             return ring is None or read_request(ring).token != request.token
-        except (OSError, ValueError) as error:
-            if is_of_a_signal(error):
-                raise
-            return True
+        return True
 
     def has_answered(self, request: Request) -> bool:
         """Whether a request was answered, if it was the newest."""
@@ -111,10 +104,7 @@ class Requests:
 
 def _may_be_replaced(path: Path) -> bool:
     # Not following links: the trace is written by this user over whatever lies at the path.
-    try:
+    with Suppress(OSError):
         status = path.lstat()
-    except OSError as error:
-        if is_of_a_signal(error):
-            raise
-        return False
-    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_size
+        return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_size
+    return False

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import os
 import threading
-from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from ampwatch.guard import Account, is_of_a_signal
 from ampwatch.numerics.units.kernels.classifier import NameClassifier
 from ampwatch.numerics.units.kernels.kernel_patterns import parse_patterns
 from ampwatch.numerics.units.ops import OpKind
-from ampwatch.training.devices import PROFILED, is_capturing
+from ampwatch.training.devices import PROFILED, is_capturing, resident_bytes
 from ampwatch.training.hooks import fork
 from ampwatch.training.hooks.events import Requested
 from ampwatch.training.hooks.profilers import OtherProfilers
@@ -83,27 +82,20 @@ ELSEWHERE = "this training runs in a thread that is not the main one; only that 
 
 
 class _OpenWindow(Struct):
-    """The open window.
+    """The open window."""
 
-    Attributes:
-        request: Request that it answers, ``None`` if it opened by itself.
-        wanted: Iterations to record.
-        usual_ns: Usual time of a step before it; NaN if unknown. Unit: ns.
-        memory: Memory of the process before it. Unit: bytes.
-        start_ns: Cost of warming up and beginning. Unit: ns.
-        began_ns: Time at which recording began; 0 while the profiler warms up. Unit: ns.
-        step: First recorded iteration.
-        seen: Recorded iterations that have ended.
-    """
-
-    request: Request | None
-    wanted: int
+    request: Request | None  # request that it answers, ``None`` if it opened by itself
+    wanted: int  # iterations to record
+    # Usual time of a step before it; NaN if unknown. Unit: ns.
     usual_ns: float
+    # Memory of the process before it. Unit: bytes.
     memory: int
+    # Cost of warming up and beginning. Unit: ns.
     start_ns: int = 0
+    # Time at which recording began; 0 while the profiler warms up. Unit: ns.
     began_ns: int = 0
-    step: int = 0
-    seen: int = 0
+    step: int = 0  # first recorded iteration
+    seen: int = 0  # recorded iterations that have ended
 
 
 class WindowSensor(Sensor):
@@ -608,17 +600,6 @@ class WindowSensor(Sensor):
         time_ns = self._clock.unix_ns()
         self.newest = self._totals.record(step, time_ns, self._schedule.skipped)
         self._out.put(self.newest)
-
-
-def resident_bytes() -> int:
-    """Return the memory of the process; 0 where the kernel does not show it. Unit: bytes."""
-    try:
-        pages = Path("/proc/self/statm").read_text().split()[1]
-    except OSError as error:
-        if is_of_a_signal(error):
-            raise
-        return 0
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def capability_of(device: torch.device) -> tuple[int, int] | None:

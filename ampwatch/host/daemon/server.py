@@ -24,12 +24,12 @@ from functools import partial
 from http import HTTPStatus
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import h11
 
 from ampwatch.errors import DaemonError
-from ampwatch.host.daemon.handler import Handler
+from ampwatch.host.daemon.handler import Handler, head, refused
 from ampwatch.host.daemon.lanes import Lane
 from ampwatch.host.daemon.protection import Protection
 from ampwatch.host.daemon.site import LANES, sentence
@@ -264,13 +264,13 @@ class Server:
             # A new client's turn is by when it came: whoever came before it, or waits longer, is not passed.
             answered = asyncio.get_running_loop().time()
             while True:
-                request = await self._within(self._waiting, self._request(stream, http, answered))
-                if request is None:
+                asking = self._request(stream, http, answered)
+                if (request := await self._within(self._waiting, asking)) is None:
                     break
                 answered = asyncio.get_running_loop().time()
                 await self._answer(stream, http, request)
                 if not http.our_state is http.their_state is h11.DONE:
-                    await asyncio.wait_for(stream.end(), LINGER_SECONDS)
+                    await self._within(self._sending, stream.end(), LINGER_SECONDS)
                     break
                 http.start_next_cycle()
         except Exception as error:  # noqa: BLE001 - whatever a client causes ends that client only
@@ -278,17 +278,26 @@ class Server:
         finally:
             accepted.close()
 
-    async def _within(self, clients: dict[Client, None], part: Coroutine[Any, Any, _T]) -> _T:
-        """Await what a client has to do in its time, as one of those that make room meanwhile.
+    async def _within(
+        self,
+        clients: dict[Client, None],
+        part: Coroutine[Any, Any, _T],
+        seconds: float | None = None,
+    ) -> _T:
+        """Await what this client has to do in its time, as one of ``clients``, who make room meanwhile.
 
-        A time-out of the socket would not do: it starts anew with each byte that drips in.
+        A time-out of the socket would not do: it starts anew with each byte that drips in. Nor would ``wait_for``, which
+        before Python 3.12 forgets that it was cancelled where the part has just ended.
         """
-        if (client := asyncio.current_task()) is not None:
-            clients[client] = None
+        client = cast("Client", asyncio.current_task())
+        clients[client] = None
+        seconds = CONNECTION_SECONDS if seconds is None else seconds
+        end = asyncio.get_running_loop().call_later(seconds, client.cancel)
         try:
-            return await asyncio.wait_for(part, CONNECTION_SECONDS)
+            return await part
         finally:
-            clients.pop(client, None)  # type: ignore[arg-type]
+            end.cancel()
+            clients.pop(client, None)
 
     async def _request(
         self, stream: Stream, http: h11.Connection, answered: float
@@ -320,16 +329,20 @@ class Server:
         """Answer a request, or what is none."""
         # While its answer is made a client waits for us: it is neither ended nor makes room.
         self.protection.refresh()
-        handler = Handler(request, stream.address, self)
-        response = await self._response(handler)
-        chunks, body = response.stream, b"" if handler.is_head else response.body
+        if isinstance(request, h11.RemoteProtocolError):
+            is_head, response = False, refused(request)
+        else:
+            handler = Handler(request, self)
+            is_head, response = handler.is_head, await self._response(handler)
+            logger.debug("%s %s %d", stream.address[0], handler, response.status)
+        chunks, body = response.stream, b"" if is_head else response.body
         try:
-            head = http.send(handler.head(response)) or b""
+            begin = http.send(head(response, self.protection.web.headers)) or b""
             if body:
                 http.send_with_data_passthrough(h11.Data(data=body))
             # What is small goes out in one packet. The rest is not copied: who asks for the same shares it.
-            await self._send(stream, head + body[:CHUNK], memoryview(body)[CHUNK:])
-            if chunks is not None and not handler.is_head:
+            await self._send(stream, begin + body[:CHUNK], memoryview(body)[CHUNK:])
+            if chunks is not None and not is_head:
                 # A page stays open for days: its time starts anew with each chunk.
                 following = partial(next, chunks, None)
                 while (chunk := await self._in_lane(response.lane, following)) is not None:
@@ -348,8 +361,6 @@ class Server:
 
     async def _response(self, handler: Handler) -> Response:
         """Return the answer to a request, its body as it is sent."""
-        if handler.refused is not None:
-            return handler.refused
         try:
             if handler.takes_long_to_know:
                 refusal = await self._in_lane("login", handler.refusal)
@@ -374,7 +385,7 @@ class Server:
 
     def _report(self, client: str, error: BaseException | None) -> None:
         """Log what ended a connection: loudly now and then, unless it was the client."""
-        if error is None or isinstance(error, (OSError, asyncio.TimeoutError)):
+        if error is None or isinstance(error, OSError):
             logger.debug("%s: %s", client, error)
             return
         level = logging.DEBUG

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 import logging
@@ -604,9 +603,13 @@ def test_a_client_that_never_reads_its_answer_is_cut(
 
 def test_a_client_in_time_is_not_cut(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request gets the full time again, and each answer."""
-    wait_for, times = asyncio.wait_for, list[float]()
+    within, parts = served.server._within, list[bool]()
     monkeypatch.setattr(
-        asyncio, "wait_for", lambda part, time: times.append(time) or wait_for(part, time)
+        served.server,
+        "_within",
+        lambda clients, part: (
+            parts.append(clients is served.server._waiting) or within(clients, part)
+        ),
     )
     request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with served.raw(request) as connection:
@@ -615,8 +618,8 @@ def test_a_client_in_time_is_not_cut(served: Served, monkeypatch: pytest.MonkeyP
         assert connection.recv(65536)
 
     eventually(lambda: not served.server._clients)
-    # Two requests, two answers, and a third request that never came.
-    assert times == [server_module.CONNECTION_SECONDS] * 5
+    # A request, its answer, another one, its answer, and a request that never came.
+    assert parts == [True, False, True, False, True]
 
 
 def test_where_all_room_is_taken_the_one_that_waited_longest_makes_room(served: Served) -> None:

@@ -39,9 +39,9 @@ class Stream:
         self.address = address
         self._socket = accepted
         self._loop = asyncio.get_running_loop()
-        self._received, self._to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls: ssl.SSLObject | None = None
         if context is not None:
+            self._received, self._to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
             self._tls = context.wrap_bio(self._received, self._to_send, server_side=True)
 
     async def receive(self) -> bytes:

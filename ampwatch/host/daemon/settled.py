@@ -43,7 +43,7 @@ class Settled:
         was_read: It was a ring.
         is_foreign: It is a ring of another release, whose writer lives: its end leaves no trace on the file.
         left_by: Whose run is over, if one is, and has left it for a daemon to come.
-        died: It is a flight recorder: the run has not said how it ended.
+        died: It is a flight recorder: the run has not reported how it ended.
         last_ns: Newest time its writer is known to have lived. Unit: ns.
     """
 

@@ -48,7 +48,7 @@ class Stream:
         """Return the next bytes; none at the end.
 
         Raises:
-            OSError: If the connection broke, or TLS failed; the client was told why.
+            OSError: If the connection broke, or TLS failed; the client was sent the reason.
         """
         if self._tls is None:
             received: bytes = await self._loop.sock_recv(self._socket, CHUNK)

@@ -84,6 +84,16 @@ class RingError(AmpwatchError, OSError):
     """A ring file cannot be created, opened or read."""
 
 
+class OtherLayoutError(RingError):
+    """A ring is of another release.
+
+    Attributes:
+        is_left: Its writer has ended.
+    """
+
+    is_left = False
+
+
 class DaemonError(AmpwatchError, RuntimeError):
     """The daemon cannot start, or cannot serve as it was configured."""
 

@@ -179,7 +179,7 @@ def serve(num_ranks: int) -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     threading.Thread(target=lambda: (sys.stdin.read(), server.shutdown()), daemon=True).start()
     print(json.dumps(server.server_port), flush=True)
-    while not server._is_stopping:
+    while not server._stop.done():
         begin = time.time()
         for rank in ranks:
             put(fleet, rank.key, rank.who, rank.step(begin))

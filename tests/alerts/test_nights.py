@@ -55,10 +55,10 @@ def test_what_joins_a_page_wakes_nobody_anew_and_what_follows_is_held_back() -> 
 
     page = "ampwatch-critical"
     assert said == [
-        (3, page, 1, True),
-        (243, page, 2, False),
-        (303, page, 1, False),
-        (903, page, 0, False),
+        (15, page, 1, True),
+        (255, page, 2, False),
+        (315, page, 1, False),
+        (915, page, 0, False),
     ]
 
 

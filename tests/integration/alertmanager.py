@@ -67,9 +67,9 @@ def webhook() -> Iterator[Messages]:
 
 
 @contextmanager
-def alertmanager(config: Path, data: Path) -> Iterator[str]:
+def alertmanager(config: Path, data: Path, port: int = 0) -> Iterator[str]:
     """Run one, alone, with the configuration in ``config``; yield its host and port."""
-    address = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{port or free_port()}"
     process = subprocess.Popen(
         [
             require("prometheus-alertmanager"),

@@ -275,7 +275,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
             root=_diverged(),
             lost=None,
             scale=None,
-            fires=(("AmpwatchRunEndedBroken",),),
+            fires=(("AmpwatchRunBroken",),),
             silent=_SCALE_ALERTS,
             says=(r"mse_loss",),
         ),
@@ -289,8 +289,8 @@ TABLE: dict[str, tuple[Row, ...]] = {
             lost=None,
             scale=None,
             cause=(0, "killed"),
-            # Whoever restarts it from its last checkpoint has to know: it holds back AmpwatchRunFailed.
-            fires=(("AmpwatchRunEndedBroken",),),
+            # The page of while it went on stays: its end is neither AmpwatchRunEndedBroken nor AmpwatchRunFailed.
+            fires=(("AmpwatchRunBroken",),),
             silent=_SCALE_ALERTS,
             says=(r"mse_loss",),
         ),

@@ -12,33 +12,41 @@ import errno
 import ipaddress
 import logging
 import os
+import queue
 import resource
 import socket
 import ssl
 import threading
 import time
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import h11
 
 from ampwatch.errors import DaemonError
-from ampwatch.host.daemon.handler import Handler
-from ampwatch.host.daemon.lanes import Lane, LaneFullError, Turns
+from ampwatch.host.daemon.handler import Handler, head, refused
+from ampwatch.host.daemon.lanes import Lane
 from ampwatch.host.daemon.protection import Protection
 from ampwatch.host.daemon.site import LANES, sentence
 from ampwatch.host.daemon.stream import CHUNK, Stream
 from ampwatch.wire.rendezvous.port_owner import port_owner
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Coroutine
 
     from ampwatch.host.daemon.access import Access
     from ampwatch.host.daemon.site import Response, Site
     from ampwatch.host.daemon.web_config import WebConfig
+
+    Client = asyncio.Task[None]
+    """The task that serves one."""
+
+_T = TypeVar("_T")
 
 MAX_CONNECTIONS = 2048
 """Connections at a time, where the process may have as many descriptors. Beyond that the one that has
@@ -121,16 +129,15 @@ class Server:
         if not self.is_loopback:
             self._names |= _names_of_machine()
         self._lanes = {name: Lane(name, waiting) for name, waiting in LANES.items()}
-        self._turns = Turns()
+        self._turns = asyncio.PriorityQueue[tuple[float, int, asyncio.Future[None]]]()
+        self._numbers = count()
         self._max_connections = _room()
-        self._streams: dict[Stream, asyncio.Task[None]] = {}
-        self._waiting: dict[Stream, None] = {}
-        self._sending: dict[Stream, None] = {}
+        self._clients: set[Client] = set()
+        # In the order in which they make room: whoever waits longest, or is sent to longest, first.
+        self._waiting: dict[Client, None] = {}
+        self._sending: dict[Client, None] = {}
         self._loud_from = 0.0
-        self._guard = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._is_stopping = False
-        self._stop = asyncio.Event()
+        self._stop: Future[None] = Future()
         self._ended = threading.Event()
         self._ended.set()
 
@@ -166,22 +173,17 @@ class Server:
 
     def serve_forever(self) -> None:
         """Serve until ``shutdown`` is called, from another thread."""
-        with self._guard:
-            if self._is_stopping:
-                return
-            self._ended.clear()
+        self._ended.clear()
         try:
-            asyncio.run(self._serve())
+            if not self._stop.done():
+                asyncio.run(self._serve())
         finally:
             self._ended.set()
 
     def shutdown(self) -> None:
         """End ``serve_forever`` and wait for its end; the port stays taken."""
-        with self._guard:
-            self._is_stopping = True
-            if self._loop is not None:
-                with suppress(RuntimeError):  # it has just ended
-                    self._loop.call_soon_threadsafe(self._stop.set)
+        if not self._stop.done():
+            self._stop.set_result(None)
         self._ended.wait()
 
     def server_close(self) -> None:
@@ -193,24 +195,31 @@ class Server:
         loop.set_exception_handler(lambda _, context: self._report("", context.get("exception")))
         for lane in self._lanes.values():
             lane.start()
-        with self._guard:
-            self._loop = loop
-            if self._is_stopping:
-                self._stop.set()
-        giving = loop.create_task(self._turns.run())
-        accepting = loop.create_task(self._accept())
-        stopping = loop.create_task(self._stop.wait())
+        giving, accepting = map(loop.create_task, (self._give_turns(), self._accept()))
         try:
-            await asyncio.wait({accepting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            stop = asyncio.wrap_future(self._stop)
+            await asyncio.wait({accepting, stop}, return_when=asyncio.FIRST_COMPLETED)
             if accepting.done():
                 accepting.result()
         finally:
-            tasks = [giving, accepting, stopping, *self._streams.values()]
+            tasks = [giving, accepting, *self._clients]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             for lane in self._lanes.values():
                 lane.close()
+
+    async def _give_turns(self) -> None:
+        """Let one request go on in each pass of the loop, that of the client first who was answered longest ago.
+
+        A thousand clients that always have a next request would otherwise all have their turn in each
+        pass, and whoever comes for one scrape needs several passes.
+        """
+        while True:
+            _, _, turn = await self._turns.get()
+            if not turn.done():  # a client that has left does not take anybody's
+                turn.set_result(None)
+                await asyncio.sleep(0)
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
@@ -226,59 +235,90 @@ class Server:
                     self._make_room()
                 await asyncio.sleep(0.01)
                 continue
-            stream = Stream(accepted, address)
-            if len(self._streams) >= self._max_connections and not self._make_room():
+            if len(self._clients) >= self._max_connections and not self._make_room():
                 logger.debug("%s was refused: too many connections", address[0])
-                stream.close()
+                accepted.close()
             else:
-                self._streams[stream] = loop.create_task(self._serve_client(stream))
+                client = loop.create_task(self._serve_client(accepted, address))
+                self._clients.add(client)
+                client.add_done_callback(self._clients.discard)
             # An accept that does not wait does not give the others their turn either.
             await asyncio.sleep(0)
 
     def _make_room(self) -> bool:
-        """Cut the client that has waited longest, else the one that has been sent to longest."""
-        for streams in (self._waiting, self._sending):
-            if streams:
-                stream = next(iter(streams))
-                del streams[stream]
-                stream.cut()
+        """End the client that has waited longest, else the one that has been sent to longest."""
+        for clients in (self._waiting, self._sending):
+            if clients:
+                client = next(iter(clients))
+                del clients[client]
+                client.cancel()
                 return True
         return False
 
-    async def _serve_client(self, stream: Stream) -> None:
-        self._await_request(stream)
+    async def _serve_client(self, accepted: socket.socket, address: Any) -> None:
+        stream = None
         try:
             self.protection.refresh()
-            if (tls := self.protection.web.tls) is not None:
-                await stream.secure(tls)
+            stream = Stream(accepted, address, self.protection.web.tls)
+            http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
             # A new client's turn is by when it came: whoever came before it, or waits longer, is not passed.
             answered = asyncio.get_running_loop().time()
-            http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
             while True:
-                self._await_request(stream)
-                if (request := await _request(stream, http)) is None:
+                asking = self._request(stream, http, answered)
+                if (request := await self._within(self._waiting, asking)) is None:
                     break
-                # Still one of those that wait: where there is no room, it can go.
-                await self._turns.wait(answered)
                 answered = asyncio.get_running_loop().time()
                 await self._answer(stream, http, request)
                 if not http.our_state is http.their_state is h11.DONE:
-                    await stream.end(LINGER_SECONDS)
+                    await self._within(self._sending, stream.end(), LINGER_SECONDS)
                     break
                 http.start_next_cycle()
         except Exception as error:  # noqa: BLE001 - whatever a client causes ends that client only
-            self._report(stream.address[0], error)
+            self._report(address[0], error)
         finally:
-            stream.close()
-            self._waiting.pop(stream, None)
-            self._sending.pop(stream, None)
-            del self._streams[stream]
+            accepted.close()
 
-    def _await_request(self, stream: Stream) -> None:
-        self._sending.pop(stream, None)
-        self._waiting.pop(stream, None)
-        self._waiting[stream] = None
-        stream.give(CONNECTION_SECONDS)
+    async def _within(
+        self,
+        clients: dict[Client, None],
+        part: Coroutine[Any, Any, _T],
+        seconds: float | None = None,
+    ) -> _T:
+        """Await what this client has to do in its time, as one of ``clients``, who make room meanwhile.
+
+        A time-out of the socket would not do: it starts anew with each byte that drips in. Nor would ``wait_for``, which
+        before Python 3.12 forgets that it was cancelled where the part has just ended.
+        """
+        client = cast("Client", asyncio.current_task())
+        clients[client] = None
+        seconds = CONNECTION_SECONDS if seconds is None else seconds
+        end = asyncio.get_running_loop().call_later(seconds, client.cancel)
+        try:
+            return await part
+        finally:
+            end.cancel()
+            clients.pop(client, None)
+
+    async def _request(
+        self, stream: Stream, http: h11.Connection, answered: float
+    ) -> h11.Request | h11.RemoteProtocolError | None:
+        """Return the next request when its turn has come, or why it is none; ``None`` if the client has left."""
+        request: h11.Request | h11.RemoteProtocolError
+        try:
+            while (event := http.next_event()) is h11.NEED_DATA:
+                http.receive_data(await stream.receive())
+            if not isinstance(event, h11.Request):
+                return None
+            request = event
+            # Its end, unless a body follows. That has no meaning here, and ends the connection.
+            http.next_event()
+        except h11.RemoteProtocolError as error:
+            request = error
+        turn = asyncio.get_running_loop().create_future()
+        # By number where two have waited equally long: futures cannot be compared.
+        self._turns.put_nowait((answered, next(self._numbers), turn))
+        await turn
+        return request
 
     async def _answer(
         self,
@@ -287,59 +327,40 @@ class Server:
         request: h11.Request | h11.RemoteProtocolError,
     ) -> None:
         """Answer a request, or what is none."""
-        # While its answer is made a client waits for us: it is neither cut nor makes room.
-        stream.give_any_time()
-        self._waiting.pop(stream, None)
+        # While its answer is made a client waits for us: it is neither ended nor makes room.
         self.protection.refresh()
-        handler = Handler(request, stream.address, self)
-        response = await self._response(handler)
-        chunks = response.stream
+        if isinstance(request, h11.RemoteProtocolError):
+            is_head, response = False, refused(request)
+        else:
+            handler = Handler(request, self)
+            is_head, response = handler.is_head, await self._response(handler)
+            logger.debug("%s %s %d", stream.address[0], handler, response.status)
+        chunks, body = response.stream, b"" if is_head else response.body
         try:
-            self._send_within(stream, CONNECTION_SECONDS)
-            head = http.send(handler.head(response))
-            if handler.is_head:
-                await stream.send(head or b"")
-            elif chunks is None:
-                # What is small goes out in one packet. The rest is not copied: who asks for the same shares it.
-                http.send_with_data_passthrough(h11.Data(data=response.body))
-                await stream.send((head or b"") + response.body[:CHUNK])
-                await stream.send(memoryview(response.body)[CHUNK:])
-            else:
-                await stream.send(head or b"")
-                await self._send_chunks(stream, http, chunks, response)
-            await stream.send(http.send(h11.EndOfMessage()) or b"")
+            begin = http.send(head(response, self.protection.web.headers)) or b""
+            if body:
+                http.send_with_data_passthrough(h11.Data(data=body))
+            # What is small goes out in one packet. The rest is not copied: who asks for the same shares it.
+            await self._send(stream, begin + body[:CHUNK], memoryview(body)[CHUNK:])
+            if chunks is not None and not is_head:
+                # A page stays open for days: its time starts anew with each chunk.
+                following = partial(next, chunks, None)
+                while (chunk := await self._in_lane(response.lane, following)) is not None:
+                    await self._send(stream, http.send(h11.Data(data=chunk)))
+                    await asyncio.sleep(response.pause_seconds)
+            await self._send(stream, http.send(h11.EndOfMessage()))
         finally:
             # A generator that is left to the garbage collector holds its place among the streams.
             if chunks is not None:
                 with suppress(ValueError):  # it runs in its lane just now, where the daemon ends
                     chunks.close()
 
-    async def _send_chunks(
-        self,
-        stream: Stream,
-        http: h11.Connection,
-        chunks: Generator[bytes, None, None],
-        response: Response,
-    ) -> None:
-        """Send chunks for as long as there are some, and the client takes them."""
-        while (
-            chunk := await self._in_lane(response.lane, partial(next, chunks, None))
-        ) is not None:
-            # A page stays open for days: its time starts anew with each chunk.
-            self._send_within(stream, CONNECTION_SECONDS)
-            await stream.send(http.send(h11.Data(data=chunk)) or b"")
-            stream.give_any_time()
-            await asyncio.sleep(response.pause_seconds)
-
-    def _send_within(self, stream: Stream, seconds: float) -> None:
-        self._sending.pop(stream, None)
-        self._sending[stream] = None
-        stream.give(seconds)
+    async def _send(self, stream: Stream, *parts: bytes | memoryview | None) -> None:
+        if written := [part for part in parts if part]:
+            await self._within(self._sending, stream.send(*written))
 
     async def _response(self, handler: Handler) -> Response:
         """Return the answer to a request, its body as it is sent."""
-        if handler.refused is not None:
-            return handler.refused
         try:
             if handler.takes_long_to_know:
                 refusal = await self._in_lane("login", handler.refusal)
@@ -353,7 +374,7 @@ class Server:
             made: Response = await self._in_lane(
                 lane, lambda: handler.packed(self.site.answer(request)), key
             )
-        except LaneFullError:
+        except queue.Full:
             text = "Too many such requests wait already."
             return sentence(HTTPStatus.SERVICE_UNAVAILABLE, text, Retry_After="5")
         return made
@@ -373,22 +394,6 @@ class Server:
             level = logging.ERROR
             self._loud_from = now + ERROR_SECONDS
         logger.log(level, "a request of %s failed", client, exc_info=error)
-
-
-async def _request(
-    stream: Stream, http: h11.Connection
-) -> h11.Request | h11.RemoteProtocolError | None:
-    """Return the next request, or why what has come is none; ``None`` if the client has left."""
-    try:
-        while (event := http.next_event()) is h11.NEED_DATA:
-            http.receive_data(await stream.receive())
-        if isinstance(event, h11.Request):
-            # Its end, unless a body follows. That has no meaning here, and ends the connection.
-            http.next_event()
-            return event
-    except h11.RemoteProtocolError as error:
-        return error
-    return None
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -41,6 +41,7 @@ class Settled:
         remove_after: Unix time from which it is removed. Unit: s.
         problem: Why it cannot be read or removed, if so.
         was_read: It was a ring.
+        is_foreign: It is a ring of another release, whose writer lives: its end leaves no trace on the file.
         left_by: Whose run is over, if one is, and has left it for a daemon to come.
         died: It is a flight recorder: the run has not reported how it ended.
         last_ns: Newest time its writer is known to have lived. Unit: ns.
@@ -50,6 +51,7 @@ class Settled:
     remove_after: float
     problem: str = ""
     was_read: bool = True
+    is_foreign: bool = False
     left_by: RunIdentity | None = None
     died: bool = False
     last_ns: int = 0
@@ -61,7 +63,7 @@ class Settled:
         its file late. A file that could not be read may have become a ring meanwhile.
         """
         if not self.was_read:
-            return signature == self.signature
+            return signature == self.signature and not self.is_foreign
         return signature.is_same_file(self.signature)
 
 

@@ -51,6 +51,8 @@ import zlib
 from enum import IntEnum
 from typing import NamedTuple
 
+from ampwatch.errors import OtherLayoutError
+
 LAYOUT = 9
 """Version of everything above and of the payloads in ``encoding.py``. A reader knows one.
 
@@ -148,7 +150,8 @@ def unpack_header(page: bytes, size: int) -> tuple[int, bytes]:
         size: Size of the file. Unit: bytes.
 
     Raises:
-        ValueError: If this is no ring of this layout, or one that was cut.
+        ValueError: If this is no ring, or one that was cut.
+        OtherLayoutError: If it is one of another release.
     """
     # Nothing of the file is believed before the magic, the layout and its size agree.
     if len(page) < HEADER_SIZE or not page.startswith(MAGIC):
@@ -158,7 +161,7 @@ def unpack_header(page: bytes, size: int) -> tuple[int, bytes]:
     if layout != LAYOUT:
         age, behind = ("an older", "training") if layout < LAYOUT else ("a newer", "daemon")
         msg = f"expected a ring of layout {LAYOUT}, got layout {layout} of {age} ampwatch; training and daemon need the same version: upgrade that of the {behind} and start it again"
-        raise ValueError(msg)
+        raise OtherLayoutError(msg)
     if slot_size != SLOT_SIZE or not MIN_SLOTS <= slots <= MAX_SLOTS or size != file_size(slots):
         msg = f"expected a whole ring, got {size} bytes for {slots} slots of {slot_size} bytes; remove the file if it stays"
         raise ValueError(msg)

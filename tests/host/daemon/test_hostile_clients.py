@@ -45,14 +45,15 @@ def test_a_client_that_sends_all_the_time_does_not_have_the_loop_for_itself() ->
     assert asyncio.run(turns())
 
 
-def test_a_client_that_came_earlier_is_not_passed_by_those_who_come_anew(served: Served) -> None:
+def test_a_client_that_came_earlier_is_not_passed_by_those_who_come_anew(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A scrape on a connection that is kept has its turn before clients that connect later."""
     asked: list[float] = []
-
-    async def wait(answered: float) -> None:
-        asked.append(answered)
-
-    served.server._turns.wait = wait
+    put = served.server._turns.put_nowait
+    monkeypatch.setattr(
+        served.server._turns, "put_nowait", lambda turn: asked.append(turn[0]) or put(turn)
+    )
     with served.raw(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n") as kept:
         assert kept.recv(65536)
         with served.raw(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n") as new:
@@ -60,6 +61,35 @@ def test_a_client_that_came_earlier_is_not_passed_by_those_who_come_anew(served:
 
     first, second = asked
     assert 0.0 < first < second
+
+
+@pytest.mark.parametrize("leaving", [(), (1,)])
+def test_whoever_was_answered_longest_ago_is_first_and_alone_in_its_pass(
+    served: Served, leaving: tuple[int, ...]
+) -> None:
+    """A scrape comes every ten seconds; those that have just been answered can wait. One that leaves takes nobody's turn."""
+
+    async def order() -> list[list[int]]:
+        turns = asyncio.PriorityQueue[tuple[float, int, asyncio.Future[None]]]()
+        passes: list[list[int]] = []
+        for number, answered in enumerate((9.0, 9.5, 3.0, 0.0, 9.0)):
+            turn = asyncio.get_running_loop().create_future()
+            turn.add_done_callback(
+                lambda turn, number=number: turn.cancelled() or passes[-1].append(number)
+            )
+            turns.put_nowait((answered, number, turn))
+            if number in leaving:
+                turn.cancel()
+        served.server._turns = turns
+        giving = asyncio.ensure_future(served.server._give_turns())
+        for _ in range(9):
+            passes.append([])
+            await asyncio.sleep(0)
+        giving.cancel()
+        return [let_go for let_go in passes if let_go]
+
+    expected = [[number] for number in (3, 2, 0, 4, 1) if number not in leaving]
+    assert asyncio.run(order()) == expected
 
 
 @pytest.mark.parametrize(

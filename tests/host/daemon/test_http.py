@@ -572,7 +572,7 @@ def test_a_client_that_stays_too_long_is_cut(
     with served.raw(b"GET / HT") as connection:
         eventually(lambda: _is_cut(connection, b"T"))
 
-    eventually(lambda: not served.server._streams)
+    eventually(lambda: not served.server._clients)
 
 
 def _is_cut(connection: socket.socket, drop: bytes) -> bool:
@@ -598,18 +598,28 @@ def test_a_client_that_never_reads_its_answer_is_cut(
         lambda request: asked.append(request) or Response(bytes(1 << 25)),
     )
     with served.raw(b"GET /state.json HTTP/1.1\r\nHost: localhost\r\n\r\n"):
-        eventually(lambda: asked and not served.server._streams)
+        eventually(lambda: asked and not served.server._clients)
 
 
-def test_a_client_in_time_is_not_cut(served: Served) -> None:
-    """Each request gets the full time again."""
-    with served.raw(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
-        connection.recv(65536)
-        (stream,) = served.server._streams
-        before = eventually(lambda: stream._deadline).when()
-        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+def test_a_client_in_time_is_not_cut(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request gets the full time again, and each answer."""
+    within, parts = served.server._within, list[bool]()
+    monkeypatch.setattr(
+        served.server,
+        "_within",
+        lambda clients, part: (
+            parts.append(clients is served.server._waiting) or within(clients, part)
+        ),
+    )
+    request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with served.raw(request) as connection:
         assert connection.recv(65536)
-        assert eventually(lambda: stream._deadline).when() > before
+        connection.sendall(request)
+        assert connection.recv(65536)
+
+    eventually(lambda: not served.server._clients)
+    # A request, its answer, another one, its answer, and a request that never came.
+    assert parts == [True, False, True, False, True]
 
 
 def test_where_all_room_is_taken_the_one_that_waited_longest_makes_room(served: Served) -> None:
@@ -619,7 +629,7 @@ def test_where_all_room_is_taken_the_one_that_waited_longest_makes_room(served: 
         events = Events(page)
         events.next()
         with served.raw(b"") as first, served.raw(b"GET /") as second:
-            eventually(lambda: len(served.server._streams) == 3)
+            eventually(lambda: len(served.server._clients) == 3)
 
             assert served.ask("/healthz").status == HTTPStatus.OK
             assert first.recv(1) == b""
@@ -638,7 +648,7 @@ def test_a_client_that_is_too_many_is_refused_while_all_others_are_being_answere
         served.server.site, "answer", lambda _: go_on.wait(60) and Response(b"made")
     )
     with served.raw(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n") as first:
-        eventually(lambda: served.server._streams and not served.server._waiting)
+        eventually(lambda: served.server._clients and not served.server._waiting)
         with served.raw(b"") as second:
             assert second.recv(1) == b""
         go_on.set()
@@ -706,7 +716,7 @@ def test_many_who_scrape_at_once_are_given_one_scrape(
     others = [socket.create_connection(served.address, timeout=60) for _ in range(20)]
     for connection in others:
         connection.sendall(request)
-    eventually(lambda: len(served.server._streams) == 21 and not served.server._waiting)
+    eventually(lambda: len(served.server._clients) == 21 and not served.server._waiting)
     go_on.set()
     for connection in (first, *others):
         answer = b"".join(iter(lambda: connection.recv(65536), b""))  # noqa: B023 - read here
@@ -777,6 +787,6 @@ def test_a_client_that_leaves_in_the_middle_is_no_news(
     monkeypatch.setattr(site_module, "EVENT_SECONDS", 0.01)
     with served.raw(EVENTS) as connection:
         Events(connection).next()
-    eventually(lambda: not served.server._streams)
+    eventually(lambda: not served.server._clients)
 
     assert loud(caplog) == []

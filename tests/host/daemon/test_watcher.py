@@ -6,6 +6,7 @@ import errno
 import logging
 import math
 import os
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -25,6 +26,7 @@ from ampwatch.report.verdict import Level
 from ampwatch.settings import Settings
 from ampwatch.wire.records import RunState
 from ampwatch.wire.ring import RingReader, RingWriter
+from ampwatch.wire.ring.layout import LAYOUT
 from tests.host.daemon.parts import Place
 from tests.workshop.clocks import SECOND, START, Clock
 from tests.workshop.records import end, finding, identity, step
@@ -431,6 +433,44 @@ def test_a_hostile_file_beside_a_good_ring_does_no_harm(
     assert list(setting.fleet.problems) == [str(hostile)]
     assert caplog.text.count("evil.ring") >= 1
     assert len(caplog.records) == 1
+
+
+def of_another_release(path: Path) -> None:
+    """Write another layout into the header of a ring."""
+    with path.open("r+b") as file:
+        file.seek(8)
+        file.write(struct.pack("<H", LAYOUT - 1))
+
+
+def test_a_ring_of_another_release_is_a_problem_while_its_writer_lives(tmp_path: Path) -> None:
+    """The process is not watched, and its user can do something about it until it has ended."""
+    place = Place(tmp_path)
+    setting = Setting(place.rings)
+    with place.writer("gpt") as writer:
+        of_another_release(writer.path)
+        setting.watcher.poll()
+        assert "of an older ampwatch" in setting.fleet.problems[str(writer.path)]
+        writer.kill()
+        setting.watcher.poll()
+    assert setting.fleet.problems == {}
+
+
+def test_what_a_process_of_another_release_has_left_is_no_news_and_is_removed_after_a_day(
+    setting: Setting, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = setting.crash()
+    of_another_release(path)
+    os.utime(path, (START, START))
+
+    setting.watcher.poll()
+    setting.clock.now = START + FLIGHT_RECORDER_SECONDS - 1
+    setting.watcher.poll()
+    assert path.exists()
+    assert (setting.fleet.problems, setting.states(), caplog.text) == ({}, {}, "")
+
+    setting.clock.now = START + FLIGHT_RECORDER_SECONDS
+    setting.watcher.poll()
+    assert not path.exists()
 
 
 def test_a_bad_file_that_becomes_a_ring_is_taken_up(setting: Setting) -> None:

@@ -34,7 +34,7 @@ export function notHere(run) {
  *
  * Returns the names of what is shown: `name`, `rank`, `finding` and `step` (null for none), `other` with
  * its own `name` and `rank` (null where nothing is compared), and `amiss`: a sentence for each part
- * that is not there, so that nothing else is shown silently in its place.
+ * that is not there, so that nothing else is shown silently in its place; `isGone` where that is the run.
  */
 export function resolve(state, asked) {
   const amiss = [];
@@ -49,7 +49,7 @@ export function resolve(state, asked) {
   const finding = findingOf(run, rank, asks.finding, amiss);
   const step = stepOf(run.ranks[rank], asks.step, amiss);
   const other = otherOf(state.runs, name, rank, asked, amiss);
-  return { name, rank, finding, step, other, amiss };
+  return { name, rank, finding, step, other, amiss, isGone: "amiss" in found };
 }
 
 /** Of the runs that are worst off the newest: the one that the list of runs begins with. */

@@ -41,13 +41,14 @@ function show() {
   for (const id of ["ended", "ended-too"]) byId(id).hidden = !state.lists_ended;
   document.getElementById("version").textContent = `ampwatch ${state.version}.`;
   if (isEmpty) {
-    view.showAmiss(asked.run === null ? [] : [notHere(asked.run)]);
+    const isGone = asked.run !== null;
+    view.showAmiss(isGone ? [notHere(asked.run)] : [], isGone && state.lists_ended);
     return;
   }
   shown = resolve(state, asked);
   const { name, rank } = shown;
   const run = state.runs[name];
-  view.showAmiss(shown.amiss);
+  view.showAmiss(shown.amiss, shown.isGone && state.lists_ended);
   runs.show(state.runs, name, daemonNow());
   ranks.show(run, rank, daemonNow());
   if (!isHere(shown) || !isHere(shown.other ?? shown)) stream.look({ run: name, rank, beside: shown.other && { run: shown.other.name, rank: shown.other.rank } });

@@ -187,9 +187,10 @@ function definitions(list, entries) {
   rebuild(list, entries, () => Object.entries(entries).map(line));
 }
 
-/** Say what of the address is not there. */
-export function showAmiss(sentences) {
+/** Say what of the address is not there; a run that has ended may be in the list of those. */
+export function showAmiss(sentences, hasEnded) {
   byId("amiss-box").hidden = !sentences.length;
+  byId("amiss-ended").hidden = !hasEnded;
   setText(byId("amiss"), sentences.join(" "));
 }
 

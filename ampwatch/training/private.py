@@ -594,11 +594,11 @@ SEES_COMPILED: bool = (
 From 2.10 on. Before, what ran for the first time under a dispatch mode was not compiled, or was
 compiled again at each call (pytorch/pytorch#164992)."""
 
-GUARDS_CLASSES = tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 14)
+GUARDS_CLASSES = tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 15)
 """Whether code is compiled again when a class that it calls gets a ``__call__`` of its own.
 
-Seen in torch 2.15 ("Dynamo specialized the compiled code on this key being absent"), not in 2.13;
-2.14 was not tried.
+Seen in torch 2.15 ("Dynamo specialized the compiled code on this key being absent"), not in 2.13
+and 2.14.1.
 """
 
 BACKENDS = tuple(

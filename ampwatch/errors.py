@@ -102,12 +102,12 @@ class StopTraining(AmpwatchError, RuntimeError):  # noqa: N818 - like StopIterat
 
     # Any, for records stand above errors.
     def __init__(self, finding: typing.Any, step: int = -1) -> None:
-        super().__init__(finding if isinstance(finding, str) else _said(finding))
+        super().__init__(finding if isinstance(finding, str) else _text_of(finding))
         self.finding = None if isinstance(finding, str) else finding
         self.step = step
 
 
-def _said(finding: typing.Any) -> str:
+def _text_of(finding: typing.Any) -> str:
     return (
         "ampwatch.actions.stop() ends the training at this finding:"
         f" {finding.kind}: {finding.summary}. {finding.advice}"

@@ -166,7 +166,7 @@ def ring_directories(ring_dir: str = "", runtime_dir: str = "") -> list[Path]:
     if ring_dir:
         return [Path(ring_dir)]
     places = [SHARED_MEMORY / f"ampwatch-{os.geteuid()}"]
-    with suppress(RingError):  # whoever needs a daemon is told by runtime_directory()
+    with suppress(RingError):  # whoever needs a daemon is notified by runtime_directory()
         places.append(runtime_path(runtime_dir))
     return places
 

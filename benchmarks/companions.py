@@ -73,7 +73,7 @@ class Ampwatch(Companion):
         """Watch, by a clock that stands still while other processes have their turn.
 
         Its budget is a share of the time of the training, which is not to grow by theirs. At `light` nothing
-        is budgeted, and plain iterations are taken down by the clock of the system.
+        is budgeted, and quiet iterations are taken down by the clock of the system.
         """
         self._watch = ampwatch.monitor(
             training.model, training.scaler, level=self.level, run="benchmark"

@@ -107,8 +107,8 @@ class DaemonState:
         if status == HTTPStatus.NOT_FOUND:
             raise DaemonError(_of_another_release(place))
         if status != HTTPStatus.OK:
-            said = body[:MAX_REASON].decode("utf-8", "replace").strip()
-            msg = f"the daemon on {place.address} answered with status {status}: {said!r}"
+            answer = body[:MAX_REASON].decode("utf-8", "replace").strip()
+            msg = f"the daemon on {place.address} answered with status {status}: {answer!r}"
             raise DaemonError(msg)
         try:
             return unpacked(body, clean)
@@ -123,13 +123,13 @@ class DaemonState:
         return _Place(info.scheme, info.host, info.port, token, token_file)
 
     def _refused(self, place: _Place, body: bytes) -> str:
-        said = body[:MAX_REASON].decode("utf-8", "replace").partition("\n")[0].strip()
+        answer = body[:MAX_REASON].decode("utf-8", "replace").partition("\n")[0].strip()
         if place.password:
             name = place.password.partition(":")[0]
-            return f"the daemon on {place.address} refused the password of {name!r} in {_netrc_file()!r}: {said!r}"
+            return f"the daemon on {place.address} refused the password of {name!r} in {_netrc_file()!r}: {answer!r}"
         if place.token:
             return f"the daemon on {place.address} refused the token in {place.token_file!r}; end that daemon, and the next one accepts it"
-        return f"the daemon on {place.address} asks for a password: {said!r}; put the name and password of its web-config file in {_netrc_file()!r}, as `machine localhost login NAME password PASSWORD`, or open its page in a browser"
+        return f"the daemon on {place.address} asks for a password: {answer!r}; put the name and password of its web-config file in {_netrc_file()!r}, as `machine localhost login NAME password PASSWORD`, or open its page in a browser"
 
 
 def shown_by(settings: Settings) -> Found:

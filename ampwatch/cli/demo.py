@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ampwatch.cli.output import seconds
-from ampwatch.demo.course import SECONDS, DemoCourse, Limit, usual_course
+from ampwatch.demo.schedule import SECONDS, DemoSchedule, Limit, usual_schedule
 
 if TYPE_CHECKING:
     from ampwatch.wire.blackbox import Box
@@ -95,16 +95,16 @@ def run(args: argparse.Namespace) -> int:
             source_text(),
             size=CUDA_SIZE if device.type == "cuda" else CPU_SIZE,
             device=device,
-            course=course_of(args),
+            schedule=schedule_of(args),
             display=display,
             port=args.port,
         )
     minutes = watch.settings.grace_seconds / 60
-    print(f"\n{story(watch.box(), time.time(), url=watch.url, minutes=minutes)}", end="")
+    print(f"\n{ending(watch.box(), time.time(), url=watch.url, minutes=minutes)}", end="")
     return 0
 
 
-def story(box: Box, now_s: float, *, url: str = "", minutes: float = 0.0) -> str:
+def ending(box: Box, now_s: float, *, url: str = "", minutes: float = 0.0) -> str:
     """Return how the demo went, and where to look at it, on one screen.
 
     Args:
@@ -113,8 +113,8 @@ def story(box: Box, now_s: float, *, url: str = "", minutes: float = 0.0) -> str
         url: Address of the page; empty without one.
         minutes: How long the page goes on showing it. Unit: min.
     """
+    from ampwatch.report.judged_boxes import judge_boxes  # noqa: PLC0415 - likewise
     from ampwatch.report.short import render_short  # noqa: PLC0415 - likewise
-    from ampwatch.report.standing import judge_boxes  # noqa: PLC0415 - likewise
 
     subject = judge_boxes([box]).subject
     name = box.identity.run
@@ -138,14 +138,14 @@ def story(box: Box, now_s: float, *, url: str = "", minutes: float = 0.0) -> str
     return "\n".join([render_short([box], now_s), *lines]) + "\n"
 
 
-def course_of(args: argparse.Namespace) -> DemoCourse:
-    """Return what the options make of the usual course."""
-    course = usual_course(steps=args.steps, seconds=args.seconds, healthy=args.healthy)
+def schedule_of(args: argparse.Namespace) -> DemoSchedule:
+    """Return what the options make of the usual schedule."""
+    schedule = usual_schedule(steps=args.steps, seconds=args.seconds, healthy=args.healthy)
     if args.fault_after is not None:
-        return replace(course, fault=Limit(seconds=args.fault_after))
+        return replace(schedule, fault=Limit(seconds=args.fault_after))
     if args.fault_after_steps is not None:
-        return replace(course, fault=Limit(steps=args.fault_after_steps))
-    return course
+        return replace(schedule, fault=Limit(steps=args.fault_after_steps))
+    return schedule
 
 
 def _count(text: str) -> int:

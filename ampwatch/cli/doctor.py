@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     from ampwatch.settings import Settings  # noqa: PLC0415
 
     with progress("examining this machine") as shown:
-        found = examine(_told(probes(Settings.resolve()), shown.update))
+        found = examine(_with_progress(probes(Settings.resolve()), shown.update))
     able = is_able(found)
     if args.json:
         print(as_json(found, able=able))
@@ -80,14 +80,14 @@ def run(args: argparse.Namespace) -> int:
     return 0 if able else 1
 
 
-def _told(probes: Mapping[str, Probe], say: Callable[[str], None]) -> dict[str, Probe]:
+def _with_progress(probes: Mapping[str, Probe], say: Callable[[str], None]) -> dict[str, Probe]:
     """Return ``probes``, each of which says what it examines before it does."""
 
-    def told(group: str, probe: Probe) -> list[Check]:
+    def announced(group: str, probe: Probe) -> list[Check]:
         say(f"examining {group}")
         return probe()
 
-    return {group: partial(told, group, probe) for group, probe in probes.items()}
+    return {group: partial(announced, group, probe) for group, probe in probes.items()}
 
 
 def as_json(found: Examination, *, able: bool) -> str:

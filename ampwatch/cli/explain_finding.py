@@ -10,17 +10,17 @@ from ampwatch.cli.output import encodable, piped
 from ampwatch.cli.progress import progress
 from ampwatch.cli.report import MAX_WIDTH, MIN_WIDTH, boxes_of
 from ampwatch.errors import did_you_mean
-from ampwatch.host.daemon.remains import jobs
+from ampwatch.host.daemon.leftovers import jobs
 from ampwatch.report import accounts
+from ampwatch.report.judged_boxes import judge_boxes
 from ampwatch.report.one_line import printable
-from ampwatch.report.report import render_story
-from ampwatch.report.standing import judge_boxes
+from ampwatch.report.report import render_incident
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from ampwatch.report.incidents import Incident
     from ampwatch.report.pages import Page
-    from ampwatch.report.stories import Story
     from ampwatch.report.verdict import RunVerdict
     from ampwatch.wire.blackbox import Box
 
@@ -57,38 +57,38 @@ def explain_findings(
         return NOT_FOUND
     with piped():
         for member in chosen:
-            print(_told(job, verdict, member))
+            print(_rendered(job, verdict, member))
         kinds = dict.fromkeys(member.finding.kind for member in chosen)
         print_pages([known[kind] for kind in kinds if kind in known])
     return 0
 
 
-def _members(verdict: RunVerdict) -> list[Story]:
-    return [member for story in verdict.stories for member in story.members]
+def _members(verdict: RunVerdict) -> list[Incident]:
+    return [member for incident in verdict.incidents for member in incident.members]
 
 
-def _root(verdict: RunVerdict) -> list[Story]:
+def _root(verdict: RunVerdict) -> list[Incident]:
     """Return the finding that the verdict is about; the first one where it is about none."""
-    root = verdict.subject or next(iter(verdict.stories), None)
+    root = verdict.subject or next(iter(verdict.incidents), None)
     return [] if root is None else [root]
 
 
-def _named(verdict: RunVerdict, names: Sequence[str]) -> list[Story]:
+def _named(verdict: RunVerdict, names: Sequence[str]) -> list[Incident]:
     """Return the findings that are of one of the kinds, or have one of the keys."""
     return [m for m in _members(verdict) if {m.finding.kind, m.finding.key} & set(names)]
 
 
-def _told(job: Sequence[Box], verdict: RunVerdict, member: Story) -> str:
+def _rendered(job: Sequence[Box], verdict: RunVerdict, member: Incident) -> str:
     """Return a finding in words: whose it is, what it says, and what explains it."""
     who, finding = job[0].identity, member.finding
     columns = min(max(shutil.get_terminal_size((MAX_WIDTH, 40)).columns, MIN_WIDTH), MAX_WIDTH)
     ranks = f", {accounts.ranks(member.ranks, who.world_size)}" if who.world_size > 1 else ""
     lines = [f"Run {who.run}{ranks}: {finding.key}"]
-    root = next((s for s in verdict.stories if member in s.symptoms), None)
+    root = next((s for s in verdict.incidents if member in s.symptoms), None)
     if root is not None:
         place = accounts.place(root.finding)
         lines.append(f"  Explained by: {root.finding.kind} in {place} ({root.finding.key})")
-    lines += ["", *render_story(member, columns).splitlines()]
+    lines += ["", *render_incident(member, columns).splitlines()]
     return encodable("\n".join([*map(printable, lines), ""]))
 
 

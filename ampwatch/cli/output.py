@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 _ASCII = str.maketrans("▁▂▃▄▅▆▇█─", "_.-~=+*#-")
-"""Marks of courses, and rules, where a terminal has none."""
+"""Marks of histories, and rules, where a terminal has none."""
 
 
 def encodable(text: str) -> str:
     """Return ``text`` as the output can show it, whatever a program calls its runs and modules.
 
-    Where it cannot, courses are drawn in ASCII, and other characters that it lacks are question marks.
+    Where it cannot, histories are drawn in ASCII, and other characters that it lacks are question marks.
     """
     encoding = sys.stdout.encoding or "utf-8"
     try:

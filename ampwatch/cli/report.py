@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> int:
     """Print whether the checks hold, and of a run in which one does not what went wrong."""
-    from ampwatch.host.daemon.remains import jobs  # noqa: PLC0415 - as above
+    from ampwatch.host.daemon.leftovers import jobs  # noqa: PLC0415 - as above
     from ampwatch.report.gate import gate  # noqa: PLC0415 - likewise
 
     found = jobs(boxes_of(args.run))
@@ -125,8 +125,8 @@ def _check(args: argparse.Namespace) -> int:
 
 def _print_report(args: argparse.Namespace) -> None:
     from ampwatch.cli.progress import progress  # noqa: PLC0415 - likewise
-    from ampwatch.host.daemon.remains import jobs  # noqa: PLC0415 - likewise
-    from ampwatch.report.standing import render_json  # noqa: PLC0415 - likewise
+    from ampwatch.host.daemon.leftovers import jobs  # noqa: PLC0415 - likewise
+    from ampwatch.report.judged_boxes import render_json  # noqa: PLC0415 - likewise
     from ampwatch.wire.blackbox.document import to_json  # noqa: PLC0415 - --help must be quick
 
     with progress("reading what runs have left"):
@@ -159,18 +159,18 @@ def boxes_of(asked: str | None) -> list[Box]:
     Raises:
         ReportError: If there is nothing.
     """
-    from ampwatch.host.daemon.remains import find_remains, read_path  # noqa: PLC0415 - as above
+    from ampwatch.host.daemon.leftovers import find_leftovers, read_path  # noqa: PLC0415 - as above
     from ampwatch.settings import Settings  # noqa: PLC0415 - likewise
 
     if asked is not None and is_path(asked):
         return read_path(Path(asked))
     settings = Settings.resolve()
-    remains = find_remains(settings, asked)
-    for problem in remains.problems:
+    leftovers = find_leftovers(settings, asked)
+    for problem in leftovers.problems:
         print(f"ampwatch: {problem}", file=sys.stderr)
-    if not remains.boxes:
+    if not leftovers.boxes:
         _nothing(asked, settings)
-    return remains.boxes
+    return leftovers.boxes
 
 
 def is_path(asked: str) -> bool:
@@ -183,7 +183,7 @@ def is_path(asked: str) -> bool:
 
 def _nothing(asked: str | None, settings: Settings) -> NoReturn:
     from ampwatch.errors import ReportError, did_you_mean  # noqa: PLC0415 - likewise
-    from ampwatch.host.daemon.remains import find_remains  # noqa: PLC0415 - likewise
+    from ampwatch.host.daemon.leftovers import find_leftovers  # noqa: PLC0415 - likewise
     from ampwatch.runtime import ring_directories  # noqa: PLC0415 - likewise
     from ampwatch.wire.blackbox.files import report_directory  # noqa: PLC0415 - as above
 
@@ -195,7 +195,7 @@ def _nothing(asked: str | None, settings: Settings) -> NoReturn:
             f"no report and no running training in {where}; a run that ended well leaves no report"
         )
         raise ReportError(msg)
-    others = {box.identity.run for box in find_remains(settings).boxes}
+    others = {box.identity.run for box in find_leftovers(settings).boxes}
     names = f"only {', '.join(sorted(others))}" if others else "nor any other"
     names += f"; to read the directory, write ./{asked}" if Path(asked).is_dir() else ""
     msg = f"no run or file {asked!r} in {where}, {names}; a run that ended well leaves no report{did_you_mean(asked, others)}"

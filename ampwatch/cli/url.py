@@ -96,7 +96,7 @@ def _check_is_shown(run: str, settings: Settings) -> None:
 
     from ampwatch.cli.daemon_state import DaemonState  # noqa: PLC0415 - likewise
     from ampwatch.errors import DaemonError, did_you_mean  # noqa: PLC0415 - likewise
-    from ampwatch.host.daemon.remains import find_remains  # noqa: PLC0415 - likewise
+    from ampwatch.host.daemon.leftovers import find_leftovers  # noqa: PLC0415 - likewise
     from ampwatch.report.one_line import printable  # noqa: PLC0415 - likewise
 
     try:
@@ -106,7 +106,7 @@ def _check_is_shown(run: str, settings: Settings) -> None:
     if run in shown:
         return
     name = run.partition("~")[0]  # what follows is the daemon's, to tell runs of one name apart
-    if find_remains(settings, name).boxes:
+    if find_leftovers(settings, name).boxes:
         advice = f"; `ampwatch report {shlex.quote(name)}` says what is known of it"
     else:
         otherwise = "a run is there once its training has called ampwatch.monitor()"

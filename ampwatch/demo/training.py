@@ -11,9 +11,9 @@ from torch.nn import functional
 
 import ampwatch
 from ampwatch.demo.corpus import Corpus
-from ampwatch.demo.course import moments
 from ampwatch.demo.display import Status
 from ampwatch.demo.model import CharacterGPT
+from ampwatch.demo.schedule import moments
 from ampwatch.settings import Settings
 from ampwatch.wire.rendezvous.machine import find_daemon, readers_token
 from ampwatch.wire.rendezvous.token import TOKEN_FIELD
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ampwatch import LastStep
-    from ampwatch.demo.course import DemoCourse, Moment
     from ampwatch.demo.display import Display
     from ampwatch.demo.model import MLP, Size
+    from ampwatch.demo.schedule import DemoSchedule, Moment
 
 
 class Meter:
@@ -86,19 +86,19 @@ def train(
     *,
     size: Size,
     device: torch.device,
-    course: DemoCourse,
+    schedule: DemoSchedule,
     display: Display,
     port: int | None = None,
     serve: bool = True,
     clock: Callable[[], float] = time.monotonic,
 ) -> ampwatch.Monitor:
-    """Train until the course or the user ends it.
+    """Train until the schedule or the user ends it.
 
     Args:
         text: What to learn, ASCII.
         size: Of model and batches.
         device: Where to train.
-        course: When the fault is planted, when it is over.
+        schedule: When the fault is planted, when it is over.
         display: Where the progress is shown.
         port: Port of the daemon; that of the settings if ``None``.
         serve: Whether there is to be a page.
@@ -118,7 +118,7 @@ def train(
     meter = Meter(display, clock)
     display.say(_introduction(model, device, watch.url))
     try:
-        for moment in moments(course, clock):
+        for moment in moments(schedule, clock):
             if moment.faulty:
                 drift(model, display.say)  # the fault; a training of yours has no such line
             inputs, targets = corpus.batch(size.batch, size.context)

@@ -78,22 +78,22 @@ class _Reported:
 
 
 class _Entry:
-    """A finding and what was reported of it: its severity, that of its story, whether it is a root."""
+    """A finding and what was reported of it: its severity, that of its incident, whether it is a root."""
 
-    __slots__ = ("cause", "finding", "is_root", "own", "severity", "story")
+    __slots__ = ("cause", "finding", "incident", "is_root", "own", "severity")
 
     def __init__(self, finding: Finding) -> None:
         self.finding = finding
         self.own = _Reported(finding.severity)
-        self.story = _Reported(finding.severity)
+        self.incident = _Reported(finding.severity)
         self.is_root = finding.root
-        # As they were when stories were last gone through.
+        # As they were when incidents were last gone through.
         self.severity: Severity | None = None
         self.cause = ""
 
     @property
     def has_moved(self) -> bool:
-        """Whether its severity or its cause is another one since stories were last gone through."""
+        """Whether its severity or its cause is another one since incidents were last gone through."""
         return self.finding.severity is not self.severity or self.finding.caused_by != self.cause
 
 
@@ -102,7 +102,7 @@ class FindingBook:
 
     Args:
         notify: Called with news of a finding when it is made, when its severity or that of its
-            story rises, and again when it has changed enough.
+            incident rises, and again when it has changed enough.
 
     Attributes:
         findings: In the order in which they were made; the objects are updated in place.
@@ -283,19 +283,19 @@ class FindingBook:
         finding.evidence.pop(GONE_STEP, None)
         self._unreported[finding.key] = finding
 
-    def again_each(self, finding: Finding, plain: Sequence[Iteration], **evidence: float) -> None:
+    def again_each(self, finding: Finding, quiet: Sequence[Iteration], **evidence: float) -> None:
         """Count iterations as ``again`` does each: of one kind, in a row, none of them counted before.
 
         Their times rise: the newest says whether it is time to report the finding again.
         """
-        num, newest = len(plain), plain[-1]
+        num, newest = len(quiet), quiet[-1]
         self.now_ns = newest.time_ns
         if num == 1:
             self.again(finding, newest.step, **evidence)
         elif finding.count < REPORTED_EACH_TIME or self._is_due(finding, num, newest.step):
             # It is reported again after one of them.
-            self.again_each(finding, plain[: num // 2], **evidence)
-            self.again_each(finding, plain[num // 2 :], **evidence)
+            self.again_each(finding, quiet[: num // 2], **evidence)
+            self.again_each(finding, quiet[num // 2 :], **evidence)
         else:
             finding.evidence.update(evidence)
             self._count(finding, num, newest.step)
@@ -323,8 +323,8 @@ class FindingBook:
         risen_from = None
         if entry is not None and entry.own.severity is not finding.severity:
             risen_from = entry.own.move(finding.severity, self.now_ns)
-            # Its story has been reported with it, and is not to be again at the end of the iteration.
-            entry.story.move(self._severity_of_story(finding), self.now_ns)
+            # Its incident has been reported with it, and is not to be again at the end of the iteration.
+            entry.incident.move(self._severity_of_incident(finding), self.now_ns)
         reason = Reason.CHANGED if risen_from is None else Reason.WORSE
         self._pass_on(finding, reason, risen_from)
 
@@ -344,22 +344,22 @@ class FindingBook:
         """
         if not any(entry.has_moved for entry in self._entries.values()):
             return
-        worst = self._severities_of_stories()
+        worst = self._severities_of_incidents()
         for key, entry in tuple(self._entries.items()):
             finding = entry.finding
             entry.severity, entry.cause = finding.severity, finding.caused_by
-            before, was_root = entry.story.severity, entry.is_root
+            before, was_root = entry.incident.severity, entry.is_root
             risen_from = entry.own.move(finding.severity, self.now_ns)
-            story_risen_from = entry.story.move(worst.get(key, finding.severity), self.now_ns)
+            incident_risen_from = entry.incident.move(worst.get(key, finding.severity), self.now_ns)
             entry.is_root = finding.root
-            if since := risen_from or story_risen_from:
+            if since := risen_from or incident_risen_from:
                 self._pass_on(finding, Reason.WORSE, since)
             elif was_root and before is Severity.CRITICAL and not finding.root:
                 self._pass_on(finding, Reason.EXPLAINED)
-            elif is_worse(before, entry.story.severity):
+            elif is_worse(before, entry.incident.severity):
                 self._pass_on(finding, Reason.CHANGED)
 
-    def _severities_of_stories(self) -> dict[str, Severity]:
+    def _severities_of_incidents(self) -> dict[str, Severity]:
         """Return the worst severity of each root and what it explains, by the root's key."""
         worst: dict[str, Severity] = defaultdict(lambda: Severity.INFO)
         for key, entry in self._entries.items():
@@ -370,16 +370,16 @@ class FindingBook:
         return worst
 
     def _pass_on(self, finding: Finding, reason: Reason, since: Severity | None = None) -> None:
-        severity, root = self._severity_of_story(finding), self.root_of(finding)
+        severity, root = self._severity_of_incident(finding), self.root_of(finding)
         self._notify(News(finding, reason, severity, root, since))
 
-    def _severity_of_story(self, finding: Finding) -> Severity:
+    def _severity_of_incident(self, finding: Finding) -> Severity:
         entry = self._entries.get(finding.key)
         if not finding.root or entry is None:
             return finding.severity
         if finding.severity is entry.severity:
-            return entry.story.severity
-        return self._severities_of_stories()[finding.key]
+            return entry.incident.severity
+        return self._severities_of_incidents()[finding.key]
 
     def led_to_by(self, culprit: Finding) -> None:
         """Attach the symptoms there are, and those that come, to the op that is at fault."""

@@ -67,7 +67,7 @@ def takes(
 
     Args:
         kind: The type.
-        is_aside: Whether it says nothing of the numbers of an iteration, which stays a plain one.
+        is_aside: Whether it says nothing of the numbers of an iteration, which stays a quiet one.
     """
 
     def declare(method: Callable[[_D, _E], None]) -> Callable[[_D, _E], None]:
@@ -145,10 +145,10 @@ class Detector:
     def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
 
-    def count(self, plain: Sequence[Iteration]) -> None:
-        """Take in iterations in a row that are plain: like the one before (``PlainForm``)."""
+    def count(self, quiet: Sequence[Iteration]) -> None:
+        """Take in iterations in a row that are quiet: like the one before (``QuietForm``)."""
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether a plain iteration would be nothing to it but what it counts."""
+        """Whether a quiet iteration would be nothing to it but what it counts."""
         return True

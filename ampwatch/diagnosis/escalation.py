@@ -41,13 +41,13 @@ MAX_TRACES = 16
 
 REST = 64
 """Iterations after an op was named in which nothing is traced: what goes on is the same incident,
-and is counted. After that one more look is taken, should it still go on, and after twice as many again."""
+and is counted. After that one more probe is taken, should it still go on, and after twice as many again."""
 
 MAX_REST = 1024
-"""Iterations to the next look at a failure that goes on, at most, where the last one has named an op."""
+"""Iterations to the next probe at a failure that goes on, at most, where the last one has named an op."""
 
 BLIND = 4
-"""Factor of the rest after a look in which no op was named: in weights that are NaN none can be."""
+"""Factor of the rest after a probe in which no op was named: in weights that are NaN none can be."""
 
 BEGINNING = 16
 """Iterations in a row in which a failure is new: it is traced in them, and remedies are tried. One that
@@ -64,7 +64,7 @@ batches must not use up what a loss that is not finite is traced by."""
 
 CALM_STEPS = 2000
 """Iterations without a burst after which an event belongs to something new, and bursts are counted
-from the beginning: a run of weeks has more than one story. A GradScaler grows after as many."""
+from the beginning: a run of weeks has more than one incident. A GradScaler grows after as many."""
 
 NONE_FAILED = (-1, math.nan, False)
 """What ``Escalation.failed`` is before anything has failed."""
@@ -92,7 +92,7 @@ class Escalation(Detector):
         self._watches = 0
         self._failed = NONE_FAILED
         self._failing_since = self._failing_at = -1
-        self._looked_at = -1
+        self._probed_at = -1
         self._rest = REST
         self._seen: set[tuple[int, bool, bool]] = set()
         self._skipped_at = -RECURRING_STEPS
@@ -112,7 +112,7 @@ class Escalation(Detector):
         """Whether the next iteration should be traced."""
         if self._lasts:
             # One iteration after the replay, which takes less, and has named the op by then.
-            is_due = 0 <= self._looked_at == self._step - 1 and not self._is_explained()
+            is_due = 0 <= self._probed_at == self._step - 1 and not self._is_explained()
         else:
             is_due = self._step < self._until and not self._is_explained()
         return is_due or self._culprits.is_doubted(self._step)
@@ -125,7 +125,7 @@ class Escalation(Detector):
     @property
     def is_known(self) -> bool:
         """Whether what fails goes on as it did when it was looked at, so no step is to be replayed."""
-        return self._lasts and self._looked_at != self._step
+        return self._lasts and self._probed_at != self._step
 
     @property
     def _lasts(self) -> bool:
@@ -149,7 +149,7 @@ class Escalation(Detector):
             self._suspect(EMA_ROUNDING, stuck.site.step)
 
     def _suspect(self, kind: Kind, step: int) -> None:
-        """Have ops observed for a while: something may be rounding away that was not said yet."""
+        """Have ops observed for a while: something may be rounding away that was not stated yet."""
         if self._book.of_kind(kind.slug):
             return
         if step >= self._watched_until and self._watches < MAX_WATCHES:
@@ -158,7 +158,7 @@ class Escalation(Detector):
 
     def _is_explained(self) -> bool:
         explained = self._culprits.explained_at
-        return explained >= max(self._looked_at, 0) and self._step - explained < self._rest
+        return explained >= max(self._probed_at, 0) and self._step - explained < self._rest
 
     def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
@@ -180,7 +180,7 @@ class Escalation(Detector):
                 self._culprits.goes_on(iteration.step, self._failing_since)
             return
         if self._lasts:
-            self._look()
+            self._probe()
             return
         if iteration.step - self._until >= CALM_STEPS:
             self._forget_bursts()
@@ -198,18 +198,18 @@ class Escalation(Detector):
         news = self._culprits.num_findings, verdict.skipped, verdict.nonfinite_loss
         if news not in self._seen:
             self._seen.add(news)
-            self._looked_at, self._rest = -1, REST
+            self._probed_at, self._rest = -1, REST
 
-    def _look(self) -> None:
-        """Have the failure that goes on looked at once more, unless a look has shown nothing lately."""
-        has_shown = self._culprits.explained_at >= self._looked_at
-        if has_shown or self._step - self._looked_at >= BLIND * self._rest:
-            self._looked_at = self._step
+    def _probe(self) -> None:
+        """Have the failure that goes on looked at once more, unless a probe has shown nothing lately."""
+        has_shown = self._culprits.explained_at >= self._probed_at
+        if has_shown or self._step - self._probed_at >= BLIND * self._rest:
+            self._probed_at = self._step
             self._rest = min(2 * self._rest, MAX_REST)
 
-    def count(self, plain: Sequence[Iteration]) -> None:
-        """Take in plain iterations in a row."""
-        self._step = plain[-1].step
+    def count(self, quiet: Sequence[Iteration]) -> None:
+        """Take in quiet iterations in a row."""
+        self._step = quiet[-1].step
 
     def _forget_bursts(self) -> None:
         """Begin to count bursts, by whether more is broken than a step that was skipped."""

@@ -30,8 +30,8 @@ class News(Struct, frozen=True):
 
     Attributes:
         finding: As it stands.
-        reason: ``MADE`` once; ``WORSE`` each time its severity, or that of its story, has risen;
-            ``EXPLAINED`` when a root of a critical story turns out to be none; else ``CHANGED``.
+        reason: ``MADE`` once; ``WORSE`` each time its severity, or that of its incident, has risen;
+            ``EXPLAINED`` when a root of a critical incident turns out to be none; else ``CHANGED``.
         severity: The worst of the finding and all that it explains: how bad it is for the run.
         escalated_from: Severity that was reported until now, of ``WORSE`` news.
         root: The finding that explains it; itself if nothing does.
@@ -45,7 +45,7 @@ class News(Struct, frozen=True):
 
     @property
     def is_of_symptom(self) -> bool:
-        """Whether only the story has become worse: by a symptom, which has had news of its own."""
+        """Whether only the incident has become worse: by a symptom, which has had news of its own."""
         since = self.escalated_from
         return since is not None and not is_worse(self.finding.severity, since)
 

@@ -40,7 +40,7 @@ CALM_LOSS = LOST * MIN_LEVEL
 one from which there is no way back."""
 
 
-class PlainForm:
+class QuietForm:
     """The form of the iterations that a judged one stands for, if no detector waits for anything.
 
     Each is like it: the same optimizers took their step and the same schedulers moved, the scale is
@@ -84,7 +84,7 @@ class PlainForm:
             and iteration.scaler == like.scaler
             and iteration.applied_directly == like.applied_directly
             and iteration.scheduler_stepped == like.scheduler_stepped
-            and iteration.is_told
+            and iteration.is_outcome_known
             and not (iteration.scale_given or iteration.other_found_inf or iteration.ranges)
             and True not in iteration.found_inf.values()
             and len(self._dtypes) == self._num_dtypes
@@ -133,14 +133,14 @@ class Diagnosis:
     """Takes the iterations of one training, in order.
 
     An iteration in which something is new is judged by every detector. Those that follow it and are
-    plain (``PlainForm``) only those detectors get that count, several iterations in one call.
+    quiet (``QuietForm``) only those detectors get that count, several iterations in one call.
 
     Args:
         settings: Thresholds.
         initial_scale: The scale before the first iteration; NaN without a scaler.
         put: Where records go, in their order; several in a call.
         notify: Called with findings, as they are made and as they change.
-        cost: Asked what ampwatch has cost so far, once for plain iterations in a row.
+        cost: Asked what ampwatch has cost so far, once for quiet iterations in a row.
         sampling_cost: Asked once per sample what sampling has cost so far.
         known: What the sensors know.
         run_guarded: Calls the detectors; a detector that fails must not end the records.
@@ -177,7 +177,7 @@ class Diagnosis:
         self._cost = cost
         self._autocast_dtypes = known.autocast_dtypes
         self._run_guarded = run_guarded
-        self._plain: PlainForm | None = None
+        self._quiet: QuietForm | None = None
         shared = Shared(
             self.book,
             settings,
@@ -208,44 +208,44 @@ class Diagnosis:
     def deliver(self, *iterations: Iteration) -> None:
         """Take in iterations: judge them, record them, detect failures.
 
-        Cost: some 8 us a plain iteration, 40 us any other one.
+        Cost: some 8 us a quiet iteration, 40 us any other one.
         """
-        plain: list[Iteration] = []
+        quiet: list[Iteration] = []
         for iteration in iterations:
-            if self._plain is not None and self._plain.takes(iteration):
-                plain.append(iteration)
+            if self._quiet is not None and self._quiet.takes(iteration):
+                quiet.append(iteration)
                 continue
-            self._count(plain)
-            plain.clear()
+            self._count(quiet)
+            quiet.clear()
             # Until all detectors have had their say nothing is known of what comes next.
-            self._plain = None
+            self._quiet = None
             verdict = self._judge.judge(iteration)
             self._take_in([iteration], verdict)
             self._run_guarded(self._detect, iteration, verdict)
-        self._count(plain)
+        self._count(quiet)
 
     def deliver_alike(self, iterations: Sequence[Iteration]) -> None:
         """Take in iterations that differ in their times, in their losses, which are finite, and in the tracker.
 
-        Cost: some 6 us each, if they are plain.
+        Cost: some 6 us each, if they are quiet.
         """
-        if self._plain is not None and self._plain.takes_all(iterations):
+        if self._quiet is not None and self._quiet.takes_all(iterations):
             self._count(iterations)
         else:
             self.deliver(*iterations)
 
-    def _count(self, plain: Sequence[Iteration]) -> None:
-        """Take in plain iterations in a row."""
-        if plain:
-            self._take_in(plain, self._judge.judge_plain(plain))
-            self._run_guarded(self._detect_nothing, plain)
+    def _count(self, quiet: Sequence[Iteration]) -> None:
+        """Take in quiet iterations in a row."""
+        if quiet:
+            self._take_in(quiet, self._judge.judge_quiet(quiet))
+            self._run_guarded(self._detect_nothing, quiet)
 
     def _take_in(self, alike: Sequence[Iteration], verdict: StepVerdict) -> None:
         """Record iterations of one verdict, and remember the last of them."""
         last = alike[-1]
         self.iterations += len(alike)
         skipped = tuple(sorted([i for i, found in last.found_inf.items() if found]))
-        outcome = bool(skipped) if last.is_told or last.found_inf else None
+        outcome = bool(skipped) if last.is_outcome_known or last.found_inf else None
         self.last_step = LastStep(last.step, outcome, last.loss_scale, skipped)
         self._record(alike, verdict)
 
@@ -262,7 +262,7 @@ class Diagnosis:
         """
         observers = self._observers.get(type(observation), ())
         if observers and type(observation) not in self._aside:
-            self._plain = None
+            self._quiet = None
         for observe in observers:
             self._run_guarded(observe, observation)
 
@@ -276,7 +276,7 @@ class Diagnosis:
             self.focus,
             *escalation.failed,
             escalation.is_known,
-            look_every=self._of(LogitGrowth).look_every,
+            probe_every=self._of(LogitGrowth).probe_every,
         )
 
     def end(self) -> None:
@@ -289,7 +289,7 @@ class Diagnosis:
 
     def observe_census(self, census: OpCensus, time_ns: int) -> None:
         """Take in the ops of an iteration that did not end."""
-        self._plain = None
+        self._quiet = None
         self._run_guarded(self._of(Performance).check_census, census)
         self._run_guarded(self.ops.record, census, time_ns)
 
@@ -300,14 +300,14 @@ class Diagnosis:
         self.book.attach_symptoms()
         self.book.report_escalations()
         if not verdict.set_by_hand and all(detector.is_at_rest for detector in self._waiting):
-            plain = PlainForm(iteration, self._autocast_dtypes, self.ops.due_ns)
-            self._plain = plain if plain.takes(iteration) else None
+            quiet = QuietForm(iteration, self._autocast_dtypes, self.ops.due_ns)
+            self._quiet = quiet if quiet.takes(iteration) else None
 
-    def _detect_nothing(self, plain: Sequence[Iteration]) -> None:
+    def _detect_nothing(self, quiet: Sequence[Iteration]) -> None:
         """Have counted what ``_detect`` would only count."""
-        self.book.now_ns = plain[-1].time_ns
+        self.book.now_ns = quiet[-1].time_ns
         for detector in self._counting:
-            detector.count(plain)
+            detector.count(quiet)
 
     def _record(self, alike: Sequence[Iteration], verdict: StepVerdict) -> None:
         """Record iterations of one verdict."""

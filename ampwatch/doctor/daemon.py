@@ -10,7 +10,7 @@ from ampwatch.doctor.check import Check, State
 from ampwatch.doctor.places import trouble_with
 from ampwatch.errors import RingError
 from ampwatch.runtime import DAEMON_LOCK, DAEMON_LOG, runtime_path
-from ampwatch.wire.rendezvous.lock import Sight, look_at, reachable
+from ampwatch.wire.rendezvous.lock import LockState, reachable, read_lock
 from ampwatch.wire.rendezvous.machine import find_daemon
 from ampwatch.wire.rendezvous.port_owner import port_owner
 from ampwatch.wire.ring.layout import LAYOUT
@@ -44,16 +44,16 @@ def daemon(settings: Settings) -> list[Check]:
         _daemon(info),
         _port(settings, info),
         _runtime_directory(directory),
-        _lock(directory, _look_at(directory)),
+        _lock(directory, _read_lock(directory)),
     ]
 
 
-def _look_at(directory: Path) -> Sight:
+def _read_lock(directory: Path) -> LockState:
     """Look at the lock without creating the file; one that cannot be looked at is free."""
     try:
-        return look_at(directory)
+        return read_lock(directory)
     except OSError:
-        return Sight(is_held=False, info=None, has_resigned=False)
+        return LockState(is_held=False, info=None, has_resigned=False)
 
 
 def _daemon(info: DaemonInfo | None) -> Check:
@@ -105,11 +105,13 @@ def _runtime_directory(directory: Path) -> Check:
     return Check("runtime directory", State.OK, f"{directory} takes the daemon's lock and log")
 
 
-def _lock(directory: Path, sight: Sight) -> Check:
+def _lock(directory: Path, lock_state: LockState) -> Check:
     path = directory / DAEMON_LOCK
-    if sight.is_held and sight.info is None:
+    if lock_state.is_held and lock_state.info is None:
         why = f"{path} is held, but no daemon serves: one is starting, or hangs"
         return Check(
             "lock", State.PROBLEM, why, f"wait a moment; else see {directory / DAEMON_LOG}"
         )
-    return Check("lock", State.OK, f"{path} is {'held by the daemon' if sight.is_held else 'free'}")
+    return Check(
+        "lock", State.OK, f"{path} is {'held by the daemon' if lock_state.is_held else 'free'}"
+    )

@@ -62,7 +62,7 @@ def is_able(checks: Mapping[str, list[Check]]) -> bool:
 def _tried(probe: Probe, seconds: float) -> list[Check]:
     found: list[list[Check]] = []
 
-    def look() -> None:
+    def probe_here() -> None:
         try:
             found.append(probe())
         except Exception as error:  # noqa: BLE001 - one probe that fails must not hide what the others found
@@ -70,7 +70,7 @@ def _tried(probe: Probe, seconds: float) -> list[Check]:
             found.append([Check("examination", State.PROBLEM, why, "report it, with this line")])
 
     # In a thread, for a driver that hangs ends no call; a daemon, for it must not keep the process.
-    thread = threading.Thread(target=look, daemon=True)
+    thread = threading.Thread(target=probe_here, daemon=True)
     thread.start()
     thread.join(seconds)
     if found:

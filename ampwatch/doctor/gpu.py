@@ -128,14 +128,14 @@ def _of_gpu(gpu: Gpu) -> list[Check]:
     name = f"GPU {gpu.index}"
     if not gpu.is_up:
         return [_problem(name, gpu.gone, f"{gpu.uuid}: ")]
-    checks = _told(name, f"{gpu.facts['name']} ({gpu.uuid})", gpu)
+    checks = _checks_of(name, f"{gpu.facts['name']} ({gpu.uuid})", gpu)
     for instance in gpu.instances:
         parts = ", ".join(f"{device.profile} ({device.uuid})" for device in instance.devices)
-        checks += _told(f"{name} instance {instance.number}", parts, instance)
+        checks += _checks_of(f"{name} instance {instance.number}", parts, instance)
     return checks
 
 
-def _told(name: str, what: str, gpu: Gpu | Instance) -> list[Check]:
+def _checks_of(name: str, what: str, gpu: Gpu | Instance) -> list[Check]:
     by_reason: dict[Reason, list[str]] = {}
     for feature, reason in gpu.capabilities():
         by_reason.setdefault(reason, []).append(feature)

@@ -196,7 +196,7 @@ def devices_of(torch: Any, machine: Any) -> Devices:
         ("", ""),
     )
     backend = torch.xpu if kind == "XPU" else torch.cuda
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             count = backend.device_count() if kind and backend.is_available() else 0
@@ -204,8 +204,8 @@ def devices_of(torch: Any, machine: Any) -> Devices:
         except machine.REFUSALS as error:
             count, trouble = 0, _first_line(error)
         devices = tuple(_shown(backend, index, machine) for index in range(count))
-    # A device that works has had its say by then: what PyTorch grumbles of is another story.
-    words = trouble or "; ".join(_first_line(warning.message) for warning in said)
+    # A device that works has had its say by then: what PyTorch grumbles of is another matter.
+    words = trouble or "; ".join(_first_line(warning.message) for warning in caught)
     return Devices(kind, str(version), devices, "" if devices else words)
 
 

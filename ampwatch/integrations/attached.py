@@ -51,7 +51,7 @@ class Attached:
         self._settings = {"serve": check_flag("serve", serve), **settings}
         self._answers: list[tuple[Callable[[Finding], None], dict[str, Any]]] = []
         self._is_mine = False
-        self._said: set[str] = set()
+        self._announced: set[str] = set()
 
     @property
     def stops_asked_for(self) -> bool:
@@ -125,8 +125,8 @@ class Attached:
 
     def say(self, words: str, *, level: int = logging.WARNING) -> None:
         """Log one sentence, once."""
-        if words not in self._said:
-            self._said.add(words)
+        if words not in self._announced:
+            self._announced.add(words)
             logger.log(level, "%s: %s", self._name, words)
 
     def __getstate__(self) -> dict[str, Any]:

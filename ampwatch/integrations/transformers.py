@@ -106,7 +106,7 @@ class AmpwatchCallback(Callback, TrainerCallback):  # type: ignore[misc] # its b
         """Move to the front of the callbacks, and return the Trainer; ``None`` if it is not found.
 
         A Trainer logs by calling its callbacks in order, those of ``report_to`` before those of its
-        user. None of them is told who calls: it is seen from the stack.
+        user. None of them is passed the caller: it is seen from the stack.
         """
         callers = list(_callers())
         handler = next((c for c in callers if isinstance(c, CallbackHandler)), None)

@@ -48,7 +48,7 @@ class ErrorRow:
         propagated: What has come in with its inputs.
         amplification: ``propagated`` over the largest relative error among its inputs, of the call
             in which that is largest; of a module ``total`` over that. ``None`` for exact inputs.
-        contribution: What is born here adds that much to the error of the target, to first order.
+        contribution: What originates here adds that much to the error of the target, to first order.
             In the unit of the target, with its sign.
         weight: How much it matters: the larger one of the size of the contribution and of what it
             would be if each rounding had a sign of its own. Rows are ordered by it.
@@ -74,7 +74,7 @@ class ErrorRow:
 
 @dataclass(frozen=True, slots=True)
 class ErrorBudget:
-    """Where the error of one batch is born, where it is amplified, and what it does to the loss.
+    """Where the error of one batch originates, where it is amplified, and what it does to the loss.
 
     Attributes:
         model: Qualified name of the model among the watched ones; empty if it is the only one.

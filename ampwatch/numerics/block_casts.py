@@ -251,7 +251,7 @@ def cells_of(others: Sequence[int], distance: int) -> list[float]:
 
 def _others(level: BlockLevel) -> list[int]:
     """Return the elements by distance without one largest element of each block."""
-    # A largest magnitude that is a power of two has the distance 1; they cannot be told from those
+    # A largest magnitude that is a power of two has the distance 1; they cannot be distinguished from those
     # just above it, which are many more.
     counts = list(level.distances)
     maxima = level.blocks

@@ -10,7 +10,7 @@ distance, as it does to the bins of ``exponents``, and for the same reason: for 
 ``2**f`` times a constant, as those of OCP's MX formats are, what is flushed to zero is then known
 exactly. The last distance stands for all beyond it.
 
-Blocks are told apart by how loud they are, since noise matters next to the values of the whole tensor:
+Blocks are distinguished by how loud they are, since noise matters next to the values of the whole tensor:
 *level* ``l`` holds the blocks whose ``f`` is ``l`` below that of the tensor, the last one all others.
 """
 
@@ -28,11 +28,11 @@ BLOCK_SIZES = (16, 32)
 """Elements of a block: of NVFP4, and of the MX formats."""
 
 NUM_LEVELS = 4
-"""Levels that are told apart; the last is "3 or more". Of 4 the error of an estimated SQNR is below
+"""Levels that are distinguished; the last is "3 or more". Of 4 the error of an estimated SQNR is below
 1 dB where one level has errors of 3 dB, as of the gradient of logits; 8 are no better."""
 
 NUM_DISTANCES = 32
-"""Distances that are told apart; the last is "31 or more". Only E5M2 reaches further down, and what
+"""Distances that are distinguished; the last is "31 or more". Only E5M2 reaches further down, and what
 is 2**-31 of the largest of its block adds nothing to a sum of products with 24 bits."""
 
 NUM_MANTISSAS = 16
@@ -117,7 +117,7 @@ class BlockHistogram(Struct, frozen=True):
         return self.size * self.filled_blocks - self.nonzero
 
     def at_least(self, distance: int) -> int:
-        """Return how many elements have at least this distance, of those that are told apart."""
+        """Return how many elements have at least this distance, of those that are distinguished."""
         return sum(self.distances[max(distance, 0) :])
 
     def shifted(self, exponent: int) -> BlockHistogram:

@@ -164,7 +164,7 @@ def flushed_zeros(
 
     Args:
         histogram: Of values that came out of ``fmt``, as they came out of it, scaled.
-        fmt: The format. All zeros are its doing, or none: a mixture cannot be told apart.
+        fmt: The format. All zeros are its doing, or none: a mixture cannot be distinguished.
         largest_beside: Largest finite magnitude of all tensors together; 0 if not known.
     """
     if not histogram.nonzero:

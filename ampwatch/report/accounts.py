@@ -15,7 +15,7 @@ from ampwatch.wire.records import OUTSIDE, in_words
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ampwatch.report.stories import Story
+    from ampwatch.report.incidents import Incident
     from ampwatch.wire.records import Finding
 
 _PHASES = {
@@ -90,15 +90,15 @@ def place(finding: Finding) -> str:
     return in_words(finding.where)
 
 
-def circumstances(story: Story) -> list[str]:
+def circumstances(incident: Incident) -> list[str]:
     """Say op, dtype, phase, source line and ranks, those that are known."""
-    f = story.finding
+    f = incident.finding
     parts = [
         f"op {f.op}" if f.op else "",
         f"in {f.dtype}" if f.dtype else "",
         _PHASES.get(f.phase, f.phase),
         f"at {f.source}" if f.source else "",
-        ranks(story.ranks),
+        ranks(incident.ranks),
     ]
     return [part for part in parts if part]
 
@@ -108,7 +108,7 @@ def ranks(numbers: Sequence[int], of: int = 0) -> str:
 
     Args:
         numbers: The ranks.
-        of: How many the run has; not said if these are all of them.
+        of: How many the run has; not stated if these are all of them.
     """
     spans: list[list[int]] = []
     for number in sorted(set(numbers)):
@@ -126,13 +126,13 @@ def ranks(numbers: Sequence[int], of: int = 0) -> str:
     return f"{'rank' if num == 1 else 'ranks'} {', '.join(parts)}{some}"
 
 
-def parts(story: Story) -> list[tuple[str, str]]:
-    """Return what is said of a finding after its summary, each part with its name, in reading order."""
-    f, sure = story.finding, certainty(story.finding.kind)
+def parts(incident: Incident) -> list[tuple[str, str]]:
+    """Return what is reported about a finding after its summary, each part with its name, in reading order."""
+    f, sure = incident.finding, certainty(incident.finding.kind)
     return [
         ("What to change", sentence(f.advice)),
-        ("Where", "; ".join([place(f), *circumstances(story)])),
-        ("Since", since(story)),
+        ("Where", "; ".join([place(f), *circumstances(incident)])),
+        ("Since", since(incident)),
         ("How sure", sentence(f"{sure.word}: {sure.why}")),
     ]
 
@@ -147,11 +147,11 @@ def steps(finding: Finding) -> str:
     )
 
 
-def since(story: Story) -> str:
+def since(incident: Incident) -> str:
     """Write since when, until when, and how often, and if what it explains was seen before it."""
-    text = steps(story.finding)
-    if story.first_step < story.finding.first_step:
-        text += f". What it explains was seen first, at step {story.first_step}"
+    text = steps(incident.finding)
+    if incident.first_step < incident.finding.first_step:
+        text += f". What it explains was seen first, at step {incident.first_step}"
     return text
 
 
@@ -164,7 +164,7 @@ def path(finding: Finding) -> list[str]:
     return list(filter(None, inside.split("."))) or ["the model"]
 
 
-def explained(shown: Iterable[Story]) -> list[str]:
+def explained(shown: Iterable[Incident]) -> list[str]:
     """Return the texts of findings whose terms a report explains at its end."""
     return [text for s in shown for text in (s.finding.summary, s.finding.advice)]
 

@@ -70,7 +70,7 @@ class Failure:
 
 
 def cause_of(failures: Iterable[Failure], *, is_whole_job: bool) -> Failure | None:
-    """Return the failure that made the other ranks fail; ``None`` where that cannot be told.
+    """Return the failure that made the other ranks fail; ``None`` where that is not known.
 
     It is the earliest exception that is no lost connection, unless a process was gone long before
     it. Without such an exception it is a process that was gone without a word, if there is only one

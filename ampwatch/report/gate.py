@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.errors import SettingsError, did_you_mean
-from ampwatch.report.standing import state_of
+from ampwatch.report.judged_boxes import state_of
 from ampwatch.report.words import number, percent, plain, plural
 from ampwatch.state.facts import FACTS
 
@@ -112,5 +112,5 @@ def gate(checks: Sequence[Check], boxes: Sequence[Box]) -> tuple[bool, str]:
             shown += f" and {plural(len(bad) - 1, 'other rank')}" if len(bad) > 1 else ""
         failed += bool(bad)
         lines.append(f"  {'failed' if bad else 'ok':8}{check.text:{width}}  {shown}\n")
-    said = f"{failed} of {plural(len(checks), 'check')} failed" if failed else "all checks hold"
-    return not failed, "".join([f"run {boxes[0].identity.run}: {said}\n", *lines])
+    outcome = f"{failed} of {plural(len(checks), 'check')} failed" if failed else "all checks hold"
+    return not failed, "".join([f"run {boxes[0].identity.run}: {outcome}\n", *lines])

@@ -31,7 +31,7 @@ from ampwatch.wire.records import in_words
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ampwatch.report.stories import Story
+    from ampwatch.report.incidents import Incident
     from ampwatch.report.verdict import Grounds, Verdict
     from ampwatch.wire.records import Finding, SkipClass
 
@@ -63,7 +63,7 @@ _ENDS = {
     Level.FINISHED: "finished",
     Level.STALE: "stale, silent",
 }
-"""States in which there is a last step, and how that is said."""
+"""States in which there is a last step, and how that is reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +100,18 @@ def headline(verdict: Verdict, now_s: float | None = None) -> Headline:
 
     Args:
         verdict: On a run or on a rank.
-        now_s: Unix time; without it nothing is said of how long ago anything was. Unit: s.
+        now_s: Unix time; without it nothing is reported of how long ago anything was. Unit: s.
     """
-    story = verdict.subject
+    incident = verdict.subject
     state = _state(verdict, now_s)
-    if story is None:
+    if incident is None:
         cause, remedy = _without_finding(verdict)
         return Headline(state, accounts.cut(cause, MAX_LINE), _who(verdict), remedy)
     # What a kind means it means while it lasts: what is over has a sentence of its own.
-    is_over = not story.is_current and story.finding.kind not in _OF_OPS
-    cause = _summary(story.finding) if is_over else cause_of(story.finding)
-    where = ", ".join([_place(story.finding), *_circumstances(verdict, story)])
-    remedy, is_tried = first_remedy(story.finding), story.finding.cure is not None
+    is_over = not incident.is_current and incident.finding.kind not in _OF_OPS
+    cause = _summary(incident.finding) if is_over else cause_of(incident.finding)
+    where = ", ".join([_place(incident.finding), *_circumstances(verdict, incident)])
+    remedy, is_tried = first_remedy(incident.finding), incident.finding.cure is not None
     return Headline(state, accounts.cut(cause, MAX_LINE), where, remedy, is_tried)
 
 
@@ -185,11 +185,11 @@ def _place(finding: Finding) -> str:
     return in_words(f"{prefix}{colon}{_shortened(name, MAX_NAME)}")
 
 
-def _circumstances(verdict: Verdict, story: Story) -> list[str]:
-    short = replace(story.finding, source=_short_path(story.finding.source))
-    parts = accounts.circumstances(replace(story, finding=short))
+def _circumstances(verdict: Verdict, incident: Incident) -> list[str]:
+    short = replace(incident.finding, source=_short_path(incident.finding.source))
+    parts = accounts.circumstances(replace(incident, finding=short))
     size = verdict.world_size if isinstance(verdict, RunVerdict) else 1
-    ranks = accounts.ranks(story.ranks, size) if size > 1 else ""
+    ranks = accounts.ranks(incident.ranks, size) if size > 1 else ""
     # The ranks are the last of them; one alone needs no number.
     return [*parts[:-1], *filter(None, [ranks])]
 
@@ -200,14 +200,14 @@ def _who(verdict: Verdict) -> str:
         return f"rank {verdict.grounds.rank}"
     alike = [rank for rank, of in verdict.by_rank.items() if of.level is verdict.level]
     if verdict.is_cause:
-        first = accounts.ranks([verdict.speaker], verdict.world_size)
-        others = accounts.ranks([rank for rank in alike if rank != verdict.speaker])
+        first = accounts.ranks([verdict.shown_rank], verdict.world_size)
+        others = accounts.ranks([rank for rank in alike if rank != verdict.shown_rank])
         return f"{first}, and because of it {others}" if others else first
     return accounts.ranks(alike, verdict.world_size)
 
 
 def _state(verdict: Verdict, now_s: float | None) -> str:
-    grounds, story, level = verdict.grounds, verdict.subject, verdict.level
+    grounds, incident, level = verdict.grounds, verdict.subject, verdict.level
     step = "before its first step"
     if grounds.newest is not None:
         step = f"{'since' if level is Level.STALE else 'at'} step {number(grounds.newest.step)}"
@@ -216,17 +216,19 @@ def _state(verdict: Verdict, now_s: float | None) -> str:
         if level is Level.FAILED:
             text += f": {Failure(grounds.rank, grounds.reason, grounds.last_s).error}"
         began = (
-            "" if story is None else f"; in trouble since step {number(story.finding.first_step)}"
+            ""
+            if incident is None
+            else f"; in trouble since step {number(incident.finding.first_step)}"
         )
         return text + began
-    if story is None:
+    if incident is None:
         age = "" if now_s is None else f", {time_span(now_s - grounds.started_s)} after the start"
         return f"{level.value}, {step}{age}"
-    since = number(story.finding.first_step)
+    since = number(incident.finding.first_step)
     if verdict.root is None:
-        if story.finding.is_gone:
-            return f"{level.value}, from step {since} on; {story.finding.last_seen}"
-        until = number(story.finding.last_step)
+        if incident.finding.is_gone:
+            return f"{level.value}, from step {since} on; {incident.finding.last_seen}"
+        until = number(incident.finding.last_step)
         return f"{level.value}, from step {since} to step {until}; over now"
     began = _ago(grounds.since_s, now_s)
     return f"{level.value}, since step {since}{began}"
@@ -255,9 +257,9 @@ def _without_finding(verdict: Verdict) -> tuple[str, str]:
         to_read = plural(grounds.num_alarming, "finding")
         remedy = f"{NO_ACTION} now. {to_read} from before."
     if verdict.level is Level.FINISHED:
-        return _course(grounds, grounds.skips, ""), remedy
+        return _history(grounds, grounds.skips, ""), remedy
     last = f" in the last {number(grounds.recent_steps)}"
-    return _course(grounds, grounds.recent_skips, last), remedy
+    return _history(grounds, grounds.recent_skips, last), remedy
 
 
 def _of_an_end(verdict: Verdict) -> tuple[str, str]:
@@ -275,7 +277,7 @@ def _of_an_end(verdict: Verdict) -> tuple[str, str]:
     return reason, "Read the traceback: ampwatch report."
 
 
-def _course(grounds: Grounds, skips: Mapping[SkipClass, int], last: str) -> str:
+def _history(grounds: Grounds, skips: Mapping[SkipClass, int], last: str) -> str:
     if grounds.newest is None:
         return "no step was taken"
     if math.isnan(grounds.newest.loss_scale):

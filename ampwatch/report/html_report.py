@@ -1,7 +1,7 @@
 """The report of a run as one HTML file: no script, no network, nothing beside it.
 
-A report holds what a training said of itself, and is sent around: what it shows is text,
-escaped where it is put in (``markup.py``), and the browser is told to run and load nothing.
+A report holds what a training recorded of itself, and is sent around: what it shows is text,
+escaped where it is put in (``markup.py``), and the browser is asked to run and load nothing.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ampwatch.numerics.written import scale_text
 from ampwatch.report import accounts, pictures
 from ampwatch.report.glossary import terms_in
 from ampwatch.report.headline import headline
+from ampwatch.report.judged_boxes import judge_boxes, state_of
 from ampwatch.report.line_change import change_of
 from ampwatch.report.markup import Markup, element, joined
 from ampwatch.report.pages import more_about
 from ampwatch.report.pictures import NARROW, WIDE
-from ampwatch.report.report import iterations, one_line, speaker_of, told_by
-from ampwatch.report.standing import judge_boxes, state_of
+from ampwatch.report.report import failed_box, iterations, one_line, shown_box
 from ampwatch.report.step_times import breakdown_of, notes
 from ampwatch.report.words import percent, step_time
 from ampwatch.state.facts import FACTS
@@ -34,7 +34,7 @@ from ampwatch.wire.records import WITHOUT_C, Severity, SkipClass, StepRecord
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ampwatch.report.stories import Story
+    from ampwatch.report.incidents import Incident
     from ampwatch.report.verdict import RunVerdict
     from ampwatch.wire.blackbox import Box
     from ampwatch.wire.records import Finding, RangeRecord
@@ -56,7 +56,7 @@ def render_html(boxes: Sequence[Box]) -> str:
         boxes: At least one, all of one run.
     """
     verdict = judge_boxes(boxes)
-    shown = verdict.stories
+    shown = verdict.incidents
     by_rank = {box.identity.rank: box for box in boxes}
     body = element(
         "main",
@@ -67,8 +67,8 @@ def render_html(boxes: Sequence[Box]) -> str:
         *[element("p", one_line(box, verdict.cause)) for box in boxes[:MAX_RANKS]],
         *[element("p", note, class_="muted") for note in boxes[0].notes],
         _traceback(boxes, verdict),
-        *[_article(story, by_rank[story.ranks[0]]) for story in shown],
-        _step_times(speaker_of(boxes, verdict)),
+        *[_article(incident, by_rank[incident.ranks[0]]) for incident in shown],
+        _step_times(shown_box(boxes, verdict)),
         _terms(shown),
         element("h3", "Everything else"),
         *[_rank_details(box) for box in boxes[:MAX_RANKS]],
@@ -85,10 +85,10 @@ def render_html(boxes: Sequence[Box]) -> str:
     return f"<!doctype html>\n{element('html', head, element('body', body), lang='en')}\n"
 
 
-def _article(story: Story, box: Box) -> Markup:
-    f = story.finding
+def _article(incident: Incident, box: Box) -> Markup:
+    f = incident.finding
     more = more_about(f.kind)
-    first, *others = accounts.parts(story)
+    first, *others = accounts.parts(incident)
     change = "\n".join(change_of(f))
     changes = [("The change", element("pre", f"{f.source}\n\n{change}"))] if change else []
     lists = [
@@ -101,16 +101,16 @@ def _article(story: Story, box: Box) -> Markup:
     ]
     return element(
         "article",
-        element("p", f"{story.severity.value} ", element("code", f.kind), class_="tag"),
+        element("p", f"{incident.severity.value} ", element("code", f.kind), class_="tag"),
         element("h2", accounts.sentence(f.summary)),
         _path(f),
         element("dl", *lists, class_="parts"),
-        _course(f, box),
+        _history(f, box),
         _exponents(f, box),
-        _symptoms(story),
-        _numbers(story),
+        _symptoms(incident),
+        _numbers(incident),
         element("p", "More: ", element("code", more), class_="terms") if more else None,
-        class_=story.severity.value,
+        class_=incident.severity.value,
     )
 
 
@@ -122,18 +122,18 @@ def _path(finding: Finding) -> Markup | None:
     return element("ol", *items, class_="path", aria_label="Where in the model")
 
 
-def _course(finding: Finding, box: Box) -> Markup | None:
+def _history(finding: Finding, box: Box) -> Markup | None:
     if finding.severity is Severity.INFO:
         return None
     near = pictures.around(box.steps, finding)
-    drawn = [pictures.course(near, width, finding.first_step) for width in (WIDE, NARROW)]
+    drawn = [pictures.history_picture(near, width, finding.first_step) for width in (WIDE, NARROW)]
     if drawn[0] is None:
         return None
     classes = sorted({s.skip_class for s in near if s.skip_class is not SkipClass.NONE})
     keys = [element("span", f"skipped, {c.label}", class_=c.label) for c in classes]
     legend = element("p", *keys, class_="legend") if keys else None
-    said = "Loss scale, skipped steps and loss around the time it began."
-    return element("figure", element("figcaption", said), *drawn, legend)
+    caption = "Loss scale, skipped steps and loss around the time it began."
+    return element("figure", element("figcaption", caption), *drawn, legend)
 
 
 def _exponents(finding: Finding, box: Box) -> Markup | None:
@@ -145,14 +145,14 @@ def _exponents(finding: Finding, box: Box) -> Markup | None:
     drawn = [pictures.exponents(shown, fmt, w) for w in (WIDE, NARROW)]
     if drawn[0] is None:
         return None
-    said = _of_record(shown, "" if fmt is None else fmt.name)
+    caption = _of_record(shown, "" if fmt is None else fmt.name)
     if shown is not record:
         share = percent(record.flushed / record.histogram.binned)
-        said += (
+        caption += (
             f" {share} of them are zero at step {record.step} only because of the format: what became"
             f" zero is drawn as it was in step {record.before_step}, at the loss scale of step {record.step}."
         )
-    return element("figure", element("figcaption", said), *drawn)
+    return element("figure", element("figcaption", caption), *drawn)
 
 
 def _before_flushing(record: RangeRecord) -> RangeRecord:
@@ -191,8 +191,8 @@ def _of_record(record: RangeRecord, limits: str) -> str:
     )
 
 
-def _symptoms(story: Story) -> Markup | None:
-    shown = [symptom.finding for symptom in story.symptoms]
+def _symptoms(incident: Incident) -> Markup | None:
+    shown = [symptom.finding for symptom in incident.symptoms]
     if not shown:
         return None
     items = [
@@ -206,11 +206,11 @@ def _symptoms(story: Story) -> Markup | None:
     return joined(element("h3", "It explains"), element("ul", *items, class_="symptoms"))
 
 
-def _numbers(story: Story) -> Markup | None:
-    shown = [(s.finding, accounts.evidence(s.finding)) for s in story.members]
+def _numbers(incident: Incident) -> Markup | None:
+    shown = [(s.finding, accounts.evidence(s.finding)) for s in incident.members]
     rows = []
     for finding, numbers in shown:
-        if numbers and finding is not story.finding:
+        if numbers and finding is not incident.finding:
             rows.append(element("tr", element("th", f"of {finding.kind}", colspan=2)))
         rows += [element("tr", *[element("td", cell) for cell in row]) for row in numbers]
     if not rows:
@@ -218,7 +218,7 @@ def _numbers(story: Story) -> Markup | None:
     return joined(element("h3", "The numbers"), element("table", *rows, class_="numbers"))
 
 
-def _terms(shown: Sequence[Story]) -> Markup | None:
+def _terms(shown: Sequence[Incident]) -> Markup | None:
     terms = terms_in(*accounts.explained(shown))
     if not terms:
         return None
@@ -230,16 +230,16 @@ def _terms(shown: Sequence[Story]) -> Markup | None:
 
 
 def _traceback(boxes: Sequence[Box], verdict: RunVerdict) -> Markup | None:
-    box = told_by(boxes, verdict)
+    box = failed_box(boxes, verdict)
     if box is None:
         return None
-    said = f"Traceback of rank {box.identity.rank}"
-    return element("details", element("summary", said), element("pre", box.traceback), open="")
+    caption = f"Traceback of rank {box.identity.rank}"
+    return element("details", element("summary", caption), element("pre", box.traceback), open="")
 
 
 def _step_times(box: Box) -> Markup | None:
-    told = breakdown_of(box)
-    if told is None:
+    breakdown = breakdown_of(box)
+    if breakdown is None:
         return None
     of = f" of rank {box.identity.rank}" if box.identity.world_size > 1 else ""
     rows = [
@@ -249,13 +249,13 @@ def _step_times(box: Box) -> Markup | None:
             element("td", step_time(seconds)),
             element("td", percent(share)),
         )
-        for phase, seconds, share in told.shares
+        for phase, seconds, share in breakdown.shares
     ]
     return joined(
         element("h3", f"Where the time of a step{of} goes"),
-        element("p", f"{step_time(told.seconds)} a step, {told.source}.", class_="muted"),
+        element("p", f"{step_time(breakdown.seconds)} a step, {breakdown.source}.", class_="muted"),
         element("table", *rows, class_="numbers"),
-        *[element("p", note, class_="muted") for note in notes(box, told)],
+        *[element("p", note, class_="muted") for note in notes(box, breakdown)],
     )
 
 
@@ -317,12 +317,12 @@ def _cell(value: object) -> str:
 def _footer(boxes: Sequence[Box]) -> Markup:
     box = max(boxes, key=lambda box: box.written_ns)
     by = {"training": "the training itself", "daemon": "the daemon of its machine"}
-    said = (
+    caption = (
         f"Written {when(box.written_ns)} by {by.get(box.written_by, 'ampwatch report')}; the run was"
         f" watched by ampwatch {box.identity.version}"
         f"{', without its C part' if WITHOUT_C in box.facts else ''}, this page made by {__version__}."
     )
-    return element("footer", said)
+    return element("footer", caption)
 
 
 def when(time_ns: int) -> str:

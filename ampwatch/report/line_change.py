@@ -120,10 +120,10 @@ def _argument_of_forward(tree: ast.Module, statement: ast.stmt, op: str) -> str 
     for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef) or function.name != "forward":
             continue
-        said = ast.get_docstring(function, clean=False) is not None
+        has_docstring = ast.get_docstring(function, clean=False) is not None
         arguments = function.args
         names = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
-        is_whole = function.body[said:] == [statement] and not function.decorator_list
+        is_whole = function.body[has_docstring:] == [statement] and not function.decorator_list
         if (
             not is_whole
             or names[:1] != ["self"]

@@ -1,4 +1,4 @@
-"""What a notebook shows of a run and of a finding: the headline, and courses of loss scale and loss.
+"""What a notebook shows of a run and of a finding: the headline, and histories of loss scale and loss.
 
 The words are those of ``headline``. Colours are attributes, not a style sheet: notebooks strip
 style sheets where they do not trust an output, and one of them would hold for the whole page. Text
@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from ampwatch.report import accounts
 from ampwatch.report.headline import cause_of, first_remedy, headline
+from ampwatch.report.judged_boxes import judge_boxes
 from ampwatch.report.line_change import change_of
 from ampwatch.report.markup import Markup, element
-from ampwatch.report.pictures import course
+from ampwatch.report.pictures import history_picture
 from ampwatch.report.report import WIDTH as TEXT_WIDTH
 from ampwatch.report.short import LABELS, labelled
-from ampwatch.report.standing import judge_boxes
 from ampwatch.report.verdict import Level
 from ampwatch.report.words import plain
 from ampwatch.wire.records import Finding, Severity
@@ -74,21 +74,21 @@ def bundle_of(boxes: Sequence[Box]) -> Bundle:
     """Return a run as IPython displays it, by media type.
 
     Args:
-        boxes: Those of its ranks; at least one, all of one run. The courses are those of the first.
+        boxes: Those of its ranks; at least one, all of one run. The histories are those of the first.
     """
     verdict = judge_boxes(boxes)
     # Not how long ago anything was: a notebook is saved, and read another day.
-    told = headline(verdict)
+    summary = headline(verdict)
     who = boxes[0].identity
     ranks = f", rank {who.rank} of {who.world_size}" if who.world_size > 1 else ""
     card = _card(
         COLOURS.get(verdict.level, CALM),
-        f"{told.state[:1].upper()}{told.state[1:]}",
+        f"{summary.state[:1].upper()}{summary.state[1:]}",
         f"ampwatch: run {who.run}{ranks}",
-        dict(zip(LABELS, told.lines[1:], strict=True)),
+        dict(zip(LABELS, summary.lines[1:], strict=True)),
         _courses(boxes[0].steps[-MAX_STEPS:]),
     )
-    text = "\n".join(map("".join, labelled(who.run, told.lines, TEXT_WIDTH)))
+    text = "\n".join(map("".join, labelled(who.run, summary.lines, TEXT_WIDTH)))
     return {"text/plain": plain(text), "text/html": card}
 
 
@@ -111,7 +111,7 @@ def finding_card(finding: Finding) -> str:
 
 
 def _card(
-    colour: str, title: str, who: str, lines: Mapping[str, str], courses: Markup | None
+    colour: str, title: str, who: str, lines: Mapping[str, str], histories: Markup | None
 ) -> Markup:
     rows = [
         element(
@@ -128,7 +128,7 @@ def _card(
         element("div", who, style="font-size:12px;opacity:.75"),
         element("div", title, style="font-size:15px;font-weight:600;margin:1px 0 4px"),
         element("table", element("tbody", *rows), style="border-collapse:collapse;margin:0"),
-        courses,
+        histories,
         style=f"{_FONT};border:1px solid rgba(128,128,128,.35);border-left:4px solid {colour};"
         "border-radius:6px;padding:8px 12px;max-width:700px;overflow-wrap:anywhere",
     )
@@ -142,7 +142,7 @@ _TD = "text-align:left;vertical-align:top;padding:1px 0;border:0;white-space:nor
 
 def _courses(steps: Sequence[StepRecord]) -> Markup | None:
     """Return the picture of loss scale, skipped steps and loss that reports have, in colours of its own."""
-    drawn = course(steps, WIDTH)
+    drawn = history_picture(steps, WIDTH)
     if drawn is None:
         return None
     painted = re.sub(r' class="([^"]*)"', lambda found: _PAINT.get(found[1], ""), drawn)

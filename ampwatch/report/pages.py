@@ -179,7 +179,7 @@ def for_terminal(page: Page) -> str:
     """
     known = by_path()
 
-    def told(match: re.Match[str]) -> str:
+    def linked(match: re.Match[str]) -> str:
         words, link = match.groups()
         other = known.get(resolved(page, link)[0])
         if other is None:
@@ -189,4 +189,4 @@ def for_terminal(page: Page) -> str:
         named = words.replace("`", "") == other.name
         return words if named else f"{words} (`{command(other)}`)"
 
-    return _LINK.sub(told, _COMMENT.sub("", page.text))
+    return _LINK.sub(linked, _COMMENT.sub("", page.text))

@@ -45,14 +45,14 @@ def frame(name: str, top: int, height: int, width: int) -> list[Markup]:
     ]
 
 
-def picture(parts: Iterable[Markup], width: int, height: float, said: str) -> Markup:
-    """Return a picture; ``said`` is what a screen reader says of it."""
+def picture(parts: Iterable[Markup], width: int, height: float, label: str) -> Markup:
+    """Return a picture; ``label`` is what a screen reader says of it."""
     return element(
         "svg",
         *parts,
         viewBox=f"0 0 {width} {height:.0f}",
         role="img",
-        aria_label=said,
+        aria_label=label,
         class_="wide" if width == WIDE else "narrow",
         style=f"max-width:{width}px",
     )
@@ -106,7 +106,7 @@ def around(steps: Sequence[StepRecord], finding: Finding) -> list[StepRecord]:
     return near or list(steps[-AFTER:])
 
 
-def course(steps: Sequence[StepRecord], width: int, since: int = -1) -> Markup | None:
+def history_picture(steps: Sequence[StepRecord], width: int, since: int = -1) -> Markup | None:
     """Return loss scale, skipped steps and loss over some steps, and where a finding was seen first.
 
     ``None`` without two steps, or if there is neither a scale nor a loss.
@@ -140,8 +140,8 @@ def course(steps: Sequence[StepRecord], width: int, since: int = -1) -> Markup |
         ]
     parts += [text(str(s), across(s), bottom + 15) for s in ticks(first, last, 4)]
     parts.append(text("step", width - RIGHT, bottom + 31, anchor="end", kind="axis"))
-    said = f"Loss scale, skipped steps and loss from step {first} to {last}"
-    return picture(parts, width, bottom + 38, said)
+    label = f"Loss scale, skipped steps and loss from step {first} to {last}"
+    return picture(parts, width, bottom + 38, label)
 
 
 def _scale_panel(
@@ -299,22 +299,22 @@ def exponents(record: RangeRecord, fmt: FloatFormat | None, width: int) -> Marku
     bin_width = across(1.0) - across(0.0)
     bars = []
     for exponent, count in histogram.by_exponent().items():
-        said = f"{power(exponent - 1)} to {power(exponent)}: {count} elements, {percent(count / whole)}"
-        bars.append((across(exponent - 1), bin_width, count, _fate(exponent, parts_of), said))
+        label = f"{power(exponent - 1)} to {power(exponent)}: {count} elements, {percent(count / whole)}"
+        bars.append((across(exponent - 1), bin_width, count, _fate(exponent, parts_of), label))
     column = 16.0
     for x, count, sort, name in (
         (float(LEFT + 3), histogram.zeros, "zeros", "zero"),
         (width - RIGHT - 3 - column, histogram.nonfinite, "overflow", "NaN or infinite"),
     ):
         bars.append((x, column, count, sort, f"{name}: {count} elements, {percent(count / whole)}"))
-    for x, across_px, count, sort, said in bars:
+    for x, across_px, count, sort, label in bars:
         if count:
             y = height(count)
             inner = max(1.0, across_px - min(1.5, across_px / 4))
             parts.append(
                 element(
                     "rect",
-                    element("title", said),
+                    element("title", label),
                     class_=f"bar {sort}",
                     x=x,
                     y=y,
@@ -327,8 +327,8 @@ def exponents(record: RangeRecord, fmt: FloatFormat | None, width: int) -> Marku
     marks = [e for e in ticks(low, high, 6) if across(e) < width - RIGHT - 74]
     parts += [text(power(e), across(e), foot + 15) for e in marks]
     parts.append(text("magnitude", width / 2, foot + 32, kind="axis"))
-    said = f"Elements by magnitude{'' if fmt is None else f' against the limits of {fmt.name}'}"
-    return picture(parts, width, foot + 40, said)
+    label = f"Elements by magnitude{'' if fmt is None else f' against the limits of {fmt.name}'}"
+    return picture(parts, width, foot + 40, label)
 
 
 def _span(histogram: ExponentHistogram, parts_of: Sequence[Zone]) -> tuple[int, int]:

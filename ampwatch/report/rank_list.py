@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
-from ampwatch.report.stories import Story  # noqa: TC001 - read by msgspec, like the next
+from ampwatch.report.incidents import Incident  # noqa: TC001 - read by msgspec, like the next
 from ampwatch.report.verdict import Level  # noqa: TC001
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class RankRow(Struct, frozen=True, kw_only=True):
         run: Label of its run.
         rank: Global rank.
         world_size: Ranks of the run.
-        is_speaker: Whether the run's verdict is about this rank.
+        is_shown: Whether the run's verdict is about this rank.
         level: How it goes.
         state: State of its process.
         host: Where it runs.
@@ -40,14 +40,14 @@ class RankRow(Struct, frozen=True, kw_only=True):
         loss: Mean loss of these, likewise.
         seconds: Mean time of a step of these, likewise. Unit: s.
         gpu: The GPU it computes on, in a few words; empty if that is not known.
-        stories: Its findings, each root with what it explains.
+        incidents: Its findings, each root with what it explains.
         links: Addresses about its run, by what is there (``links.Links.of_run``).
     """
 
     run: str
     rank: int
     world_size: int
-    is_speaker: bool
+    is_shown: bool = field(name="is_speaker")
     level: Level
     state: str
     host: str
@@ -60,7 +60,7 @@ class RankRow(Struct, frozen=True, kw_only=True):
     loss: list[float | None]
     seconds: list[float | None]
     gpu: str
-    stories: list[Story]
+    incidents: list[Incident] = field(name="stories")
     links: dict[str, str]
 
     @property

@@ -10,9 +10,9 @@ from ampwatch.report import accounts
 from ampwatch.report.endings import Failure, num_led_to
 from ampwatch.report.glossary import terms_in
 from ampwatch.report.headline import headline
+from ampwatch.report.judged_boxes import judge_boxes, state_of
 from ampwatch.report.line_change import change_of
 from ampwatch.report.pages import more_about
-from ampwatch.report.standing import judge_boxes, state_of
 from ampwatch.report.step_times import breakdown_of, notes
 from ampwatch.report.verdict import tally
 from ampwatch.report.words import percent, plain, step_time
@@ -22,7 +22,7 @@ from ampwatch.wire.records import RunState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.report.stories import Story
+    from ampwatch.report.incidents import Incident
     from ampwatch.report.verdict import RunVerdict
     from ampwatch.wire.blackbox import Box
 
@@ -68,23 +68,23 @@ def render_boxes(boxes: Sequence[Box], width: int = WIDTH) -> str:
         *_wrapped(state, width, 2, 4),
         *_wrapped(headline(verdict).first, width, 2, 4),
     ]
-    lines += _step_times(speaker_of(boxes, verdict), width)
+    lines += _step_times(shown_box(boxes, verdict), width)
     lines += _traceback(boxes, verdict)
-    if not verdict.stories:
+    if not verdict.incidents:
         lines += ["", "There are no findings."]
-    for story in verdict.stories:
-        lines += ["", *_story(story, width)]
-    return "\n".join([*lines, *_terms(verdict.stories, width)]) + "\n"
+    for incident in verdict.incidents:
+        lines += ["", *_incident(incident, width)]
+    return "\n".join([*lines, *_terms(verdict.incidents, width)]) + "\n"
 
 
-def render_story(story: Story, width: int = WIDTH) -> str:
+def render_incident(incident: Incident, width: int = WIDTH) -> str:
     """Return one finding with what it explains, as reports have it.
 
     Args:
-        story: The finding.
+        incident: The finding.
         width: Characters in a line.
     """
-    return "\n".join([*_story(story, width), *_terms([story], width)]) + "\n"
+    return "\n".join([*_incident(incident, width), *_terms([incident], width)]) + "\n"
 
 
 def one_line(box: Box, cause: Failure | None = None) -> str:
@@ -113,28 +113,30 @@ def _lines_of(box: Box, width: int) -> list[str]:
     return [f"ampwatch report: {head}", *_numbers(box, width)]
 
 
-def speaker_of(boxes: Sequence[Box], verdict: RunVerdict) -> Box:
-    """Return what the rank has left that speaks for the run; the first one without it."""
-    return next((box for box in boxes if box.identity.rank == verdict.speaker), boxes[0])
+def shown_box(boxes: Sequence[Box], verdict: RunVerdict) -> Box:
+    """Return what the rank has left that the sentence is about; the first one without it."""
+    return next((box for box in boxes if box.identity.rank == verdict.shown_rank), boxes[0])
 
 
 def _step_times(box: Box, width: int) -> list[str]:
     """Say where the time of a step goes; nothing if that is not known."""
-    told = breakdown_of(box)
-    if told is None:
+    breakdown = breakdown_of(box)
+    if breakdown is None:
         return []
     of = f" of rank {box.identity.rank}" if box.identity.world_size > 1 else ""
-    head = f"Where the time of a step{of} goes ({step_time(told.seconds)}, {told.source}):"
-    longest = max(len(share.phase.words) for share in told.shares)
+    head = (
+        f"Where the time of a step{of} goes ({step_time(breakdown.seconds)}, {breakdown.source}):"
+    )
+    longest = max(len(share.phase.words) for share in breakdown.shares)
     lines = ["", *_wrapped(head, width, 0, 2)]
-    for phase, seconds, share in told.shares:
+    for phase, seconds, share in breakdown.shares:
         lines.append(f"  {phase.words:<{longest}}  {step_time(seconds):>8}  {percent(share):>7}")
-    for text in notes(box, told):
+    for text in notes(box, breakdown):
         lines += _wrapped(text, width, 2)
     return [plain(line) for line in lines]
 
 
-def told_by(boxes: Sequence[Box], verdict: RunVerdict) -> Box | None:
+def failed_box(boxes: Sequence[Box], verdict: RunVerdict) -> Box | None:
     """Return the rank whose traceback is to be shown: the one whose failure ended the others."""
     raised = [box for box in boxes if box.traceback]
     if verdict.cause is None:
@@ -143,7 +145,7 @@ def told_by(boxes: Sequence[Box], verdict: RunVerdict) -> Box | None:
 
 
 def _traceback(boxes: Sequence[Box], verdict: RunVerdict) -> list[str]:
-    box = told_by(boxes, verdict)
+    box = failed_box(boxes, verdict)
     if box is None:
         return []
     quoted = (f"  {line}" for line in box.traceback.rstrip().splitlines())
@@ -171,27 +173,27 @@ def _numbers(box: Box, width: int) -> list[str]:
     return lines
 
 
-def _story(story: Story, width: int) -> list[str]:
-    finding = story.finding
-    lines = [f"{story.severity.value.upper()}  {finding.kind}  {accounts.place(finding)}"]
+def _incident(incident: Incident, width: int) -> list[str]:
+    finding = incident.finding
+    lines = [f"{incident.severity.value.upper()}  {finding.kind}  {accounts.place(finding)}"]
     lines += _wrapped(accounts.sentence(finding.summary), width, 2)
-    first, *others = accounts.parts(story)
+    first, *others = accounts.parts(incident)
     lines += _part(*first, width)
     if change := change_of(finding):
         lines += [f"  In {finding.source}:", *(f"    {line}" for line in change)]
     for part in others:
         lines += _part(*part, width)
-    for symptom in story.symptoms:
+    for symptom in incident.symptoms:
         f = symptom.finding
         explained = f"{f.kind} in {accounts.place(f)}, since step {f.first_step}"
         lines += _part("It explains", f"{explained}. {accounts.sentence(f.summary)}", width)
-    lines += _evidence(story.members)
+    lines += _evidence(incident.members)
     if more := more_about(finding.kind):
         lines += _part("More", more, width)
     return lines
 
 
-def _evidence(shown: Sequence[Story]) -> list[str]:
+def _evidence(shown: Sequence[Incident]) -> list[str]:
     """Return the numbers of a finding and its symptoms, one a line."""
     rows = [
         (accounts.evidence(s.finding), s.finding.kind if place else "")
@@ -209,7 +211,7 @@ def _evidence(shown: Sequence[Story]) -> list[str]:
     return lines
 
 
-def _terms(shown: Sequence[Story], width: int) -> list[str]:
+def _terms(shown: Sequence[Incident], width: int) -> list[str]:
     """Return the meaning of the terms that come up in findings."""
     terms = terms_in(*accounts.explained(shown))
     lines = ["", "Terms used above:"] if terms else []

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.report.headline import headline
+from ampwatch.report.judged_boxes import judge_boxes
 from ampwatch.report.report import iterations, one_line
-from ampwatch.report.standing import judge_boxes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,7 @@ class RunRow(NamedTuple):
         cause: What is wrong, in one line; of a healthy run what is healthy.
         kinds: Kinds of its findings, roots first, without what they explain.
         progress: How far its first rank came, and how that ended.
-        has_ended: Each rank has said that it ends, or is known to have died.
+        has_ended: Each rank has reported that it ends, or is known to have died.
     """
 
     run: str
@@ -68,7 +68,7 @@ def row_of(job: Sequence[Box]) -> RunRow:
         level=verdict.level.value,
         state=head.state,
         cause=head.cause,
-        kinds=tuple(dict.fromkeys(story.finding.kind for story in verdict.stories)),
+        kinds=tuple(dict.fromkeys(incident.finding.kind for incident in verdict.incidents)),
         progress=one_line(job[0]),
         has_ended=all(box.has_ended for box in job),
     )

@@ -7,8 +7,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ampwatch.report.headline import headline
-from ampwatch.report.report import WIDTH, speaker_of
-from ampwatch.report.standing import judge_boxes
+from ampwatch.report.judged_boxes import judge_boxes
+from ampwatch.report.report import WIDTH, shown_box
 from ampwatch.report.step_times import breakdown_of
 from ampwatch.report.words import plain
 from ampwatch.wire.records import Severity
@@ -16,7 +16,7 @@ from ampwatch.wire.records import Severity
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ampwatch.report.stories import Story
+    from ampwatch.report.incidents import Incident
     from ampwatch.report.verdict import RunVerdict
     from ampwatch.wire.blackbox import Box
 
@@ -39,25 +39,25 @@ def render_short(boxes: Sequence[Box], now_s: float, width: int = WIDTH) -> str:
         width: Characters in a line.
     """
     verdict = judge_boxes(boxes)
-    told = headline(verdict, now_s)
-    lines = labelled(boxes[0].identity.run, told.lines, width)
-    told_more = (_step(speaker_of(boxes, verdict)), _symptoms(verdict), _others(verdict))
-    for label, text in zip(MORE, told_more, strict=True):
+    summary = headline(verdict, now_s)
+    lines = labelled(boxes[0].identity.run, summary.lines, width)
+    more_lines = (_step(shown_box(boxes, verdict)), _symptoms(verdict), _others(verdict))
+    for label, text in zip(MORE, more_lines, strict=True):
         lines += part(label, text, width)
     return plain("\n".join(map("".join, lines))) + "\n"
 
 
-def labelled(who: str, told: Sequence[str], width: int) -> list[tuple[str, str]]:
+def labelled(who: str, summary: Sequence[str], width: int) -> list[tuple[str, str]]:
     """Return the four lines of a verdict, wrapped: on each line what it is about, and the text.
 
     Args:
         who: The run or the rank.
-        told: State, cause, place and remedy; what is empty is left out.
+        summary: State, cause, place and remedy; what is empty is left out.
         width: Characters in a line.
     """
-    state = textwrap.wrap(f"{who}: {told[0]}", max(width, MIN_WIDTH), break_on_hyphens=False)
+    state = textwrap.wrap(f"{who}: {summary[0]}", max(width, MIN_WIDTH), break_on_hyphens=False)
     lines = [("", line) for line in state]
-    for label, text in zip(LABELS, told[1:], strict=True):
+    for label, text in zip(LABELS, summary[1:], strict=True):
         lines += part(label, text, width)
     return lines
 
@@ -71,8 +71,8 @@ def part(label: str, text: str, width: int) -> Iterator[tuple[str, str]]:
 
 def _step(box: Box) -> str:
     """Say where the time of a step goes; empty if that is not known."""
-    told = breakdown_of(box)
-    return "" if told is None else told.line
+    summary = breakdown_of(box)
+    return "" if summary is None else summary.line
 
 
 def _symptoms(verdict: RunVerdict) -> str:
@@ -82,16 +82,16 @@ def _symptoms(verdict: RunVerdict) -> str:
 
 def _others(verdict: RunVerdict) -> str:
     """Count the findings that have nothing to do with it, those that are alarming by their kind."""
-    others = [story for story in verdict.stories if story is not verdict.subject]
-    alarming = [story for story in others if story.severity is not Severity.INFO]
+    others = [incident for incident in verdict.incidents if incident is not verdict.subject]
+    alarming = [incident for incident in others if incident.severity is not Severity.INFO]
     notes = len(others) - len(alarming)
     parts = [_counted(alarming), f"{notes} of severity info" if notes else ""]
     return "; ".join(filter(None, parts))
 
 
-def _counted(found: Iterable[Story]) -> str:
+def _counted(found: Iterable[Incident]) -> str:
     """Write findings by their kind, as in "3 findings: 2 grad_underflow, divergence"."""
-    kinds = Counter(story.finding.kind for story in found)
+    kinds = Counter(incident.finding.kind for incident in found)
     if not kinds:
         return ""
     total = sum(kinds.values())

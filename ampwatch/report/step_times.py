@@ -84,18 +84,18 @@ class Breakdown(NamedTuple):
     @property
     def unseen(self) -> list[str]:
         """What was not seen, in sentences; empty as a rule."""
-        told = []
+        unseen = []
         if not self.phases[StepPhase.DATA]:
-            told.append("No DataLoader was seen: a wait for data would be part of the rest.")
+            unseen.append("No DataLoader was seen: a wait for data would be part of the rest.")
         if self.phases[StepPhase.STEP]:
-            told.append(
+            unseen.append(
                 "In some steps neither calls of the model nor backward were seen: they are whole."
                 if self.phases[StepPhase.FORWARD]
                 else "Calls of the model were not seen, nor backward: all of it may be compiled."
             )
         elif not self.phases[StepPhase.FORWARD]:
-            told.append("Calls of the model were not seen: forward is part of the rest.")
-        return told
+            unseen.append("Calls of the model were not seen: forward is part of the rest.")
+        return unseen
 
     @property
     def line(self) -> str:
@@ -122,9 +122,9 @@ def breakdown(
     if not newest:
         return None
     of_device = [record for record in timed if record.step >= newest[0].step]
-    told: Sequence[StepRecord | DevicePhasesRecord] = of_device or newest
+    records: Sequence[StepRecord | DevicePhasesRecord] = of_device or newest
     # A report can have times below zero, of which no phase has a share.
-    known = [(record.step, record.phases) for record in told if sum(record.phases) > 0]
+    known = [(record.step, record.phases) for record in records if sum(record.phases) > 0]
     # Of the first iteration nobody knows how long it took.
     first = newest[0].step if math.isnan(newest[0].duration_s) else 0
     settled = [phases for step, phases in known if step >= first + OPENING_STEPS]
@@ -140,11 +140,11 @@ def breakdown_of(box: Box) -> Breakdown | None:
     return breakdown(box.steps, box.device_phases)
 
 
-def notes(box: Box, told: Breakdown) -> list[str]:
-    """Return what is said below a breakdown: what was trained on in a second, and what was not seen."""
+def notes(box: Box, breakdown: Breakdown) -> list[str]:
+    """Return what is noted below a breakdown: what was trained on in a second, and what was not seen."""
     trained = rates(box.steps).words
     first = [f"Trained on {' and '.join(trained)} per second."] if trained else []
-    return [*first, *told.unseen]
+    return [*first, *breakdown.unseen]
 
 
 class Rates(NamedTuple):
@@ -161,8 +161,8 @@ class Rates(NamedTuple):
     @property
     def words(self) -> list[str]:
         """Each rate that is known, as in "512 samples"."""
-        told = (("samples", self.samples), ("tokens", self.tokens))
-        return [f"{three_digits(rate)} {noun}" for noun, rate in told if rate is not None]
+        totals = (("samples", self.samples), ("tokens", self.tokens))
+        return [f"{three_digits(rate)} {noun}" for noun, rate in totals if rate is not None]
 
 
 def three_digits(value: float) -> str:
@@ -184,8 +184,8 @@ def rates(steps: Sequence[StepRecord]) -> Rates:
 
 
 def _rate(totals: Sequence[tuple[int, int]]) -> float | None:
-    told = [(time_ns, total) for time_ns, total in totals if total >= 0]
-    if not told:
+    points = [(time_ns, total) for time_ns, total in totals if total >= 0]
+    if not points:
         return None
-    (began, first), (ended, last) = told[0], told[-1]
+    (began, first), (ended, last) = points[0], points[-1]
     return (last - first) * 1e9 / (ended - began) if ended > began else None

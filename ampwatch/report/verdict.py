@@ -17,7 +17,7 @@ from ampwatch.diagnosis.gradients.kinds import FP16_WITHOUT_SCALER
 from ampwatch.diagnosis.kinds.registry import row_of
 from ampwatch.numerics.written import is_in_digits
 from ampwatch.report.endings import Failure, cause_of, num_led_to
-from ampwatch.report.stories import Story, stories
+from ampwatch.report.incidents import Incident, incidents
 from ampwatch.report.words import number, plural, scale, time_span
 from ampwatch.wire.records import RunState, Severity, SkipClass
 
@@ -69,7 +69,7 @@ class Level(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class JudgedRank:
     """The knowledge about one rank that a verdict rests on.
 
     Attributes:
@@ -171,25 +171,25 @@ class Verdict:
         is_cause: Whether this rank's failure is what made the others end.
         ended_by: The failure of another rank that made this one end; ``None`` if none did, or it is
             not known.
-        stories: The findings that it rests on, in the order in which they are shown.
+        incidents: The findings that it rests on, in the order in which they are shown.
         grounds: The numbers that it rests on; of a run those of the rank that speaks.
     """
 
     level: Level
     sentence: str
     advice: str = ""
-    root: Story | None = None
+    root: Incident | None = None
     is_cause: bool = False
     ended_by: Failure | None = None
-    stories: Sequence[Story] = ()
+    incidents: Sequence[Incident] = ()
     grounds: Grounds = field(default_factory=Grounds)
 
     @property
-    def subject(self) -> Story | None:
-        """Return the story that the verdict is about: the root, or what was critical and is over."""
+    def subject(self) -> Incident | None:
+        """Return the incident that the verdict is about: the root, or what was critical and is over."""
         if self.root is not None or self.level is not Level.ATTENTION:
             return self.root
-        return next((s for s in self.stories if s.severity is Severity.CRITICAL), None)
+        return next((s for s in self.incidents if s.severity is Severity.CRITICAL), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,23 +197,23 @@ class RunVerdict(Verdict):
     """The verdict on a run, and on each of its ranks.
 
     Attributes:
-        speaker: Rank that the sentence is about.
+        shown_rank: Rank that the sentence is about.
         by_rank: The verdict on each rank.
         cause: The failure that made the ranks end; ``None`` if none failed, or it is not known.
         world_size: Ranks of the run, those that are not known included.
     """
 
-    speaker: int = 0
+    shown_rank: int = 0
     by_rank: Mapping[int, Verdict] = field(default_factory=dict)
     cause: Failure | None = None
     world_size: int = 1
 
 
-def judge(of_ranks: Sequence[Standing], world_size: int, now_s: float) -> RunVerdict:
+def judge(of_ranks: Sequence[JudgedRank], world_size: int, now_s: float) -> RunVerdict:
     """Pass the verdict on a run.
 
     The worst rank speaks; of equals the one whose failure is the cause, then the one with the worst
-    story, then the lowest. A finished rank never speaks for those still running.
+    incident, then the lowest. A finished rank is never shown for those still running.
 
     Args:
         of_ranks: What is known of its ranks; at least one.
@@ -225,37 +225,37 @@ def judge(of_ranks: Sequence[Standing], world_size: int, now_s: float) -> RunVer
     failures = [_failure(s) for s in of_ranks if s.state is RunState.FAILED]
     cause = cause_of(failures, is_whole_job=len(of_ranks) >= world_size)
     by_rank = {s.rank: _judged(s, now_s, cause) for s in of_ranks}
-    shown = stories_of(of_ranks)
+    shown = incidents_of(of_ranks)
     # A finding that one rank has as a root may be explained by what only another one has.
-    place = {m.finding.key: i for i, story in enumerate(shown) for m in story.members}
+    place = {m.finding.key: i for i, incident in enumerate(shown) for m in incident.members}
 
     def badness(rank: int) -> tuple[int, bool, int, int]:
         verdict = by_rank[rank]
-        story = len(shown) if verdict.root is None else place[verdict.root.finding.key]
-        return verdict.level.badness, not verdict.is_cause, story, rank
+        incident = len(shown) if verdict.root is None else place[verdict.root.finding.key]
+        return verdict.level.badness, not verdict.is_cause, incident, rank
 
-    speaker = min(by_rank, key=badness)
-    said = by_rank[speaker]
-    sentence = said.sentence
+    shown_rank = min(by_rank, key=badness)
+    judged = by_rank[shown_rank]
+    sentence = judged.sentence
     if len(of_ranks) > 1:
-        alike = sum(_reason(other) == _reason(said) for other in by_rank.values())
+        alike = sum(_reason(other) == _reason(judged) for other in by_rank.values())
         others = num_led_to(cause, failures)
-        if said.is_cause and others:
+        if judged.is_cause and others:
             who = plural(others, "other rank")
-            sentence = f"rank {speaker}: {sentence}; {who} ended because of it"
+            sentence = f"rank {shown_rank}: {sentence}; {who} ended because of it"
         elif alike == len(of_ranks):
             sentence = f"{sentence}; {alike} ranks alike"
         else:
-            sentence = f"rank {speaker}: {sentence}"
+            sentence = f"rank {shown_rank}: {sentence}"
     verdict = RunVerdict(
-        said.level,
+        judged.level,
         sentence,
-        said.advice,
-        None if said.root is None else shown[place[said.root.finding.key]],
-        is_cause=said.is_cause,
-        stories=shown,
-        grounds=said.grounds,
-        speaker=speaker,
+        judged.advice,
+        None if judged.root is None else shown[place[judged.root.finding.key]],
+        is_cause=judged.is_cause,
+        incidents=shown,
+        grounds=judged.grounds,
+        shown_rank=shown_rank,
         by_rank=by_rank,
         cause=cause,
         world_size=max(world_size, len(of_ranks)),
@@ -263,9 +263,9 @@ def judge(of_ranks: Sequence[Standing], world_size: int, now_s: float) -> RunVer
     if verdict.subject is None:
         return verdict
     # Another rank may have seen it first.
-    speaking = next(standing for standing in of_ranks if standing.rank == speaker)
-    began = speaking.time_of(verdict.subject.finding.first_step)
-    return replace(verdict, grounds=replace(said.grounds, since_s=began))
+    judged_rank = next(judged_rank for judged_rank in of_ranks if judged_rank.rank == shown_rank)
+    began = judged_rank.time_of(verdict.subject.finding.first_step)
+    return replace(verdict, grounds=replace(judged.grounds, since_s=began))
 
 
 def _reason(verdict: Verdict) -> tuple[Level, str, bool]:
@@ -274,10 +274,10 @@ def _reason(verdict: Verdict) -> tuple[Level, str, bool]:
     return verdict.level, root, verdict.is_cause
 
 
-def stories_of(of_ranks: Sequence[Standing]) -> list[Story]:
-    """Return the findings of ranks as stories, those that are current first."""
+def incidents_of(of_ranks: Sequence[JudgedRank]) -> list[Incident]:
+    """Return the findings of ranks as incidents, those that are current first."""
     current = {s.rank: s.is_current for s in of_ranks}
-    return stories(
+    return incidents(
         ((s.rank, list(s.findings.values())) for s in of_ranks),
         lambda rank, finding: current[rank](finding),
     )
@@ -294,60 +294,62 @@ def tally(skips: Mapping[SkipClass, int]) -> str:
     return ", ".join(f"{number(n)} {c.label}" for c, n in skips.items() if n)
 
 
-def _failure(standing: Standing) -> Failure:
-    return Failure(standing.rank, standing.reason, standing.last_s)
+def _failure(judged_rank: JudgedRank) -> Failure:
+    return Failure(judged_rank.rank, judged_rank.reason, judged_rank.last_s)
 
 
-def _is_alarming(story: Story) -> bool:
+def _is_alarming(incident: Incident) -> bool:
     # What float16 flushes without a scaler may never be measured: such a run is not called healthy.
-    is_told = story.severity is not Severity.INFO or story.finding.kind == FP16_WITHOUT_SCALER.slug
-    return story.goes_on and is_told
+    is_reported = (
+        incident.severity is not Severity.INFO or incident.finding.kind == FP16_WITHOUT_SCALER.slug
+    )
+    return incident.goes_on and is_reported
 
 
-def _judged(standing: Standing, now_s: float, cause: Failure | None) -> Verdict:
-    shown = stories_of([standing])
-    verdict = replace(_of_stories(standing, shown, now_s, cause), stories=shown)
-    return replace(verdict, grounds=_grounds(standing, verdict.subject))
+def _judged(judged_rank: JudgedRank, now_s: float, cause: Failure | None) -> Verdict:
+    shown = incidents_of([judged_rank])
+    verdict = replace(_of_incidents(judged_rank, shown, now_s, cause), incidents=shown)
+    return replace(verdict, grounds=_grounds(judged_rank, verdict.subject))
 
 
-def _grounds(standing: Standing, subject: Story | None) -> Grounds:
+def _grounds(judged_rank: JudgedRank, subject: Incident | None) -> Grounds:
     # Taken now: what a verdict is read from later may have gone on meanwhile.
-    recent_skips, recent_steps = standing.recent()
+    recent_skips, recent_steps = judged_rank.recent()
     return Grounds(
-        rank=standing.rank,
-        reason=standing.reason,
-        started_s=standing.started_s,
-        last_s=standing.last_s,
-        since_s=None if subject is None else standing.time_of(subject.finding.first_step),
-        newest=standing.newest,
-        skips=dict(standing.skips),
+        rank=judged_rank.rank,
+        reason=judged_rank.reason,
+        started_s=judged_rank.started_s,
+        last_s=judged_rank.last_s,
+        since_s=None if subject is None else judged_rank.time_of(subject.finding.first_step),
+        newest=judged_rank.newest,
+        skips=dict(judged_rank.skips),
         recent_skips=dict(recent_skips),
         recent_steps=recent_steps,
-        num_alarming=_num_alarming(standing),
+        num_alarming=_num_alarming(judged_rank),
     )
 
 
-def _of_stories(
-    standing: Standing, shown: Sequence[Story], now_s: float, cause: Failure | None
+def _of_incidents(
+    judged_rank: JudgedRank, shown: Sequence[Incident], now_s: float, cause: Failure | None
 ) -> Verdict:
-    root = next((story for story in shown if _is_alarming(story)), None)
-    if standing.state is RunState.FAILED:
-        return _failed(standing, root, cause)
-    if standing.state is RunState.STALE:
-        return _stale(standing, root, now_s)
+    root = next((incident for incident in shown if _is_alarming(incident)), None)
+    if judged_rank.state is RunState.FAILED:
+        return _failed(judged_rank, root, cause)
+    if judged_rank.state is RunState.STALE:
+        return _stale(judged_rank, root, now_s)
     if root is not None and root.severity is Severity.CRITICAL:
-        return _broken(standing, root)
-    if standing.state is RunState.FINISHED:
-        return Verdict(Level.FINISHED, _finished(standing, root), _advice(root), root)
-    return _running(standing, shown, root, now_s)
+        return _broken(judged_rank, root)
+    if judged_rank.state is RunState.FINISHED:
+        return Verdict(Level.FINISHED, _finished(judged_rank, root), _advice(root), root)
+    return _running(judged_rank, shown, root, now_s)
 
 
-def _failed(standing: Standing, root: Story | None, cause: Failure | None) -> Verdict:
-    is_cause = cause is not None and cause.rank == standing.rank
-    reason = (standing.reason or "ended with an error").rstrip(".")
-    newest = standing.newest
+def _failed(judged_rank: JudgedRank, root: Incident | None, cause: Failure | None) -> Verdict:
+    is_cause = cause is not None and cause.rank == judged_rank.rank
+    reason = (judged_rank.reason or "ended with an error").rstrip(".")
+    newest = judged_rank.newest
     last = "no step was finished" if newest is None else f"last step {number(newest.step)}"
-    failure, ended_by = _failure(standing), None
+    failure, ended_by = _failure(judged_rank), None
     if cause is not None and num_led_to(cause, [failure]):
         ended_by = cause
         reason = f"ended ({failure.error}) after rank {cause.rank} had"
@@ -359,14 +361,14 @@ def _failed(standing: Standing, root: Story | None, cause: Failure | None) -> Ve
     )
 
 
-def _no_step_yet(standing: Standing, now_s: float) -> str:
-    return f"no step yet, {time_span(now_s - standing.started_s)} after the start"
+def _no_step_yet(judged_rank: JudgedRank, now_s: float) -> str:
+    return f"no step yet, {time_span(now_s - judged_rank.started_s)} after the start"
 
 
-def _stale(standing: Standing, root: Story | None, now_s: float) -> Verdict:
-    silent, newest = time_span(now_s - standing.last_s), standing.newest
+def _stale(judged_rank: JudgedRank, root: Incident | None, now_s: float) -> Verdict:
+    silent, newest = time_span(now_s - judged_rank.last_s), judged_rank.newest
     sentence = (
-        _no_step_yet(standing, now_s)
+        _no_step_yet(judged_rank, now_s)
         if newest is None
         else f"no step for {silent}; the last was step {number(newest.step)}"
     )
@@ -375,42 +377,42 @@ def _stale(standing: Standing, root: Story | None, now_s: float) -> Verdict:
     return Verdict(Level.STALE, sentence, _advice(root), root)
 
 
-def _broken(standing: Standing, root: Story) -> Verdict:
+def _broken(judged_rank: JudgedRank, root: Incident) -> Verdict:
     """Return the verdict on a rank with a critical finding that is current, or was at its end."""
-    sentence, is_over = _summary(root), standing.state is RunState.FINISHED
+    sentence, is_over = _summary(root), judged_rank.state is RunState.FINISHED
     if is_over:
-        sentence = f"{sentence}; it was still so at the end, after {_steps(standing)}"
+        sentence = f"{sentence}; it was still so at the end, after {_steps(judged_rank)}"
     return Verdict(Level.BROKEN if is_over else Level.FAILING, sentence, _advice(root), root)
 
 
 def _running(
-    standing: Standing, shown: Sequence[Story], root: Story | None, now_s: float
+    judged_rank: JudgedRank, shown: Sequence[Incident], root: Incident | None, now_s: float
 ) -> Verdict:
     if root is not None:
         return Verdict(Level.ATTENTION, _summary(root), _advice(root), root)
     # Weights may be broken though nothing new happens: what was critical is not forgotten quietly.
     # ``Verdict.subject`` is the same one.
-    over = next((story for story in shown if story.severity is Severity.CRITICAL), None)
+    over = next((incident for incident in shown if incident.severity is Severity.CRITICAL), None)
     if over is not None:
         sentence, finding = _summary(over), over.finding
         # What says itself how long it lasted must not have another number of that behind it.
         if finding.is_gone or f"to step {finding.last_step}" not in sentence:
             sentence = f"{sentence}; {finding.last_seen}"
         return Verdict(Level.ATTENTION, sentence, _advice(over))
-    newest = standing.newest
+    newest = judged_rank.newest
     if newest is None:
-        return Verdict(Level.STARTING, _no_step_yet(standing, now_s))
+        return Verdict(Level.STARTING, _no_step_yet(judged_rank, now_s))
     if newest.skip_class is SkipClass.CALIBRATING:
-        return Verdict(Level.CALIBRATING, _calibration(standing, newest))
-    return Verdict(Level.HEALTHY, _health(standing, newest))
+        return Verdict(Level.CALIBRATING, _calibration(judged_rank, newest))
+    return Verdict(Level.HEALTHY, _health(judged_rank, newest))
 
 
-def _summary(story: Story) -> str:
-    return story.finding.summary.rstrip(".")
+def _summary(incident: Incident) -> str:
+    return incident.finding.summary.rstrip(".")
 
 
-def _advice(story: Story | None) -> str:
-    return "" if story is None else story.finding.advice
+def _advice(incident: Incident | None) -> str:
+    return "" if incident is None else incident.finding.advice
 
 
 def _scale(newest: StepRecord) -> str:
@@ -420,34 +422,34 @@ def _scale(newest: StepRecord) -> str:
     return f"loss scale {write(newest.loss_scale)}"
 
 
-def _num_alarming(standing: Standing) -> int:
-    return sum(f.severity is not Severity.INFO for f in standing.findings.values())
+def _num_alarming(judged_rank: JudgedRank) -> int:
+    return sum(f.severity is not Severity.INFO for f in judged_rank.findings.values())
 
 
-def _steps(standing: Standing) -> str:
-    return plural(0 if standing.newest is None else standing.newest.step + 1, "step")
+def _steps(judged_rank: JudgedRank) -> str:
+    return plural(0 if judged_rank.newest is None else judged_rank.newest.step + 1, "step")
 
 
-def _finished(standing: Standing, root: Story | None) -> str:
-    if standing.newest is None:
+def _finished(judged_rank: JudgedRank, root: Incident | None) -> str:
+    if judged_rank.newest is None:
         text = "no step was taken"
     else:
-        text = f"{_steps(standing)}, {skipped(standing.skips)}, {_scale(standing.newest)}"
+        text = f"{_steps(judged_rank)}, {skipped(judged_rank.skips)}, {_scale(judged_rank.newest)}"
     if root is not None:
         return f"{text}; at its end: {_summary(root)}"
-    alarming = _num_alarming(standing)
+    alarming = _num_alarming(judged_rank)
     return f"{text}; {plural(alarming, 'finding')} to read" if alarming else text
 
 
-def _calibration(standing: Standing, newest: StepRecord) -> str:
+def _calibration(judged_rank: JudgedRank, newest: StepRecord) -> str:
     text = f"step {number(newest.step)}, finding a scale that fits"
-    return f"{text}: {skipped(standing.skips)} so far, {_scale(newest)}; normal at the start"
+    return f"{text}: {skipped(judged_rank.skips)} so far, {_scale(newest)}; normal at the start"
 
 
-def _health(standing: Standing, newest: StepRecord) -> str:
+def _health(judged_rank: JudgedRank, newest: StepRecord) -> str:
     text = f"step {number(newest.step)}, {_scale(newest)}"
     if not math.isnan(newest.loss_scale):
-        skips, steps = standing.recent()
+        skips, steps = judged_rank.recent()
         text = f"{text}, {skipped(skips)} in the last {number(steps)}"
-    past = _num_alarming(standing)
+    past = _num_alarming(judged_rank)
     return f"{text}; {plural(past, 'warning')} from before" if past else text

@@ -27,7 +27,7 @@ def announce(words: str, topic: str = "", *, on_terminal: str = "") -> None:
     Args:
         words: One line.
         topic: What they are about: of one topic the first words are the only ones. By default the words.
-        on_terminal: Said instead where stderr is a terminal, which keeps nothing: has what others
+        on_terminal: Printed instead where stderr is a terminal, which keeps nothing: has what others
             must not read. Logs, and the output of a notebook, are files that are handed on.
     """
     topic = topic or words
@@ -39,8 +39,8 @@ def announce(words: str, topic: str = "", *, on_terminal: str = "") -> None:
         if logger.isEnabledFor(logging.INFO) and any(map(_takes_info, _handlers())):
             logger.info("%s", words)
         else:
-            said = on_terminal if on_terminal and _is_terminal() else words
-            print(f"ampwatch: {said}", file=sys.stderr, flush=True)  # noqa: T201 - for a person, not for a log
+            text = on_terminal if on_terminal and _is_terminal() else words
+            print(f"ampwatch: {text}", file=sys.stderr, flush=True)  # noqa: T201 - for a person, not for a log
 
 
 def _handlers() -> Iterator[logging.Handler]:

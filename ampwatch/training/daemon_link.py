@@ -19,7 +19,7 @@ from ampwatch.errors import AmpwatchError
 from ampwatch.guard import is_of_a_signal, unbroken
 from ampwatch.runtime import DAEMON_LOG, runtime_path
 from ampwatch.training.launcher import START_SECONDS, start_daemon
-from ampwatch.wire.rendezvous.lock import look_at
+from ampwatch.wire.rendezvous.lock import read_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from ampwatch.training.launcher import DaemonStatus
     from ampwatch.wire.rendezvous.lock import DaemonInfo
 
-LOOK_SECONDS = 10.0
-"""Time from one look at the lock file to the next."""
+CHECK_SECONDS = 10.0
+"""Time from one read of the lock file to the next."""
 
 SOON_SECONDS = 0.5
-"""Time from one look at the lock file to the next, while a daemon is starting. Unit: s."""
+"""Time from one read of the lock file to the next, while a daemon is starting. Unit: s."""
 
 RETRY_SECONDS = 20.0
 """Time after a daemon that could not be started; twice as long each time after that."""
@@ -45,7 +45,7 @@ CLOSE_SECONDS = 3.0
 KILL_SECONDS = 1.0
 """Patience there with a process that was killed: one that waits for a file system ends later. Unit: s."""
 
-_look_at = unbroken(look_at)
+_read_lock = unbroken(read_lock)
 """What is behind it passes over an ``OSError``, as the ``TimeoutError`` of a time limit is one."""
 
 
@@ -64,7 +64,7 @@ class DaemonLink:
 
     Attributes:
         url: Address of the page; empty while no daemon runs.
-        due_s: When to look next, by the clock. Unit: s.
+        due_s: When to check next, by the clock. Unit: s.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class DaemonLink:
     ) -> None:
         self.url = status.url
         # A daemon without a lock of this user's is the machine's, and its service's to look after.
-        self.due_s = math.inf if status.info is None else clock() + LOOK_SECONDS
+        self.due_s = math.inf if status.info is None else clock() + CHECK_SECONDS
         self._settings = settings
         self._info = status.info
         self._moved = moved
@@ -91,7 +91,7 @@ class DaemonLink:
         self._delay_s = RETRY_SECONDS
         self._has_complained = False
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Notice whether the daemon lives, and begin to bring it back if it does not.
 
         Cost:
@@ -100,22 +100,22 @@ class DaemonLink:
         if self._info is None or math.isinf(self.due_s) or self._pid != os.getpid():
             return
         now = self._clock()
-        self.due_s = now + LOOK_SECONDS
+        self.due_s = now + CHECK_SECONDS
         directory = runtime_path(self._settings.runtime_dir)
         # Before the lock, which a process that has ended does not hold any more.
         has_failed = self._has_failed(now)
         try:
-            sight = _look_at(directory)
+            lock_state = _read_lock(directory)
         except OSError as error:
             if is_of_a_signal(error):
                 raise
             return  # whoever has removed the file has not ended the daemon
-        if sight.info is not None:
-            self._found(sight.info)
-        elif sight.is_held:  # by somebody who is about to start one
+        if lock_state.info is not None:
+            self._found(lock_state.info)
+        elif lock_state.is_held:  # by somebody who is about to start one
             self.url = ""
             self.due_s = now + SOON_SECONDS
-        elif sight.has_resigned or not self._info.auto:
+        elif lock_state.has_resigned or not self._info.auto:
             self._lost(self._info)
         elif has_failed:
             self._failed(now, f"see {directory / DAEMON_LOG}")
@@ -125,7 +125,7 @@ class DaemonLink:
             self._bring_back(now)
 
     def close(self) -> None:
-        """Leave no process behind, and look no more."""
+        """Leave no process behind, and check no more."""
         child, self._child = self._child, None
         self.due_s = math.inf
         if child is None or self._pid != os.getpid():
@@ -148,7 +148,7 @@ class DaemonLink:
         if child.poll() is None:
             if now >= self._give_up_s:
                 # Not waited for: in the middle of a system call it ends when that does, and a step
-                # must not hang for as long. The next look finds it ended, and the lock free.
+                # must not hang for as long. The next check finds it ended, and the lock free.
                 child.kill()
             return False
         self._child = None
@@ -187,10 +187,10 @@ class DaemonLink:
             self._failed(now, str(error))
 
     def _failed(self, now: float, why: str) -> None:
-        """Try again later, each time after a longer while; said once."""
+        """Try again later, each time after a longer while; reported once."""
         self._retry_s = now + self._delay_s
         self._delay_s = min(2 * self._delay_s, MAX_RETRY_SECONDS)
-        self.due_s = now + LOOK_SECONDS
+        self.due_s = now + CHECK_SECONDS
         if self._has_complained or self._info is None:
             return
         self._has_complained = True

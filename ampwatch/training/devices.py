@@ -124,8 +124,8 @@ _replays: dict[int, int] = {}
 """The threads of those entries that are replays: what they do is done, and events may be asked."""
 
 
-def is_unheard() -> bool:
-    """Whether what the calling thread does is to go by unheard: it is captured, or made again.
+def is_ignored() -> bool:
+    """Whether what the calling thread does is to go by unseen: it is captured, or made again.
 
     To be asked where ``captures`` is not empty.
     """

@@ -1,4 +1,4 @@
-"""Which sensors watch a training: a table by level, in the order in which they are told of an event."""
+"""Which sensors watch a training: a table by level, in the order in which they are notified of an event."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ FIRST = (
     Row(Planner, _samples),
 )
 """Sensors that stand before all others. What is measured belongs to the iteration that the ledger closes, so all
-that measure are told before the ledger, which is among the last."""
+that measure are notified before the ledger, which is among the last."""
 
 OF_SCALER = (
     Row(GradientUseSensor, lambda c: c.is_scaled),

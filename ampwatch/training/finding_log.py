@@ -119,7 +119,7 @@ def is_worth_a_line(news: News) -> bool:
     """Return whether a reader of the log has to know."""
     if news.reason is Reason.MADE:
         return news.finding.severity is not Severity.INFO
-    # A story that has become worse by a symptom: the symptom's own line names the root.
+    # An incident that has become worse by a symptom: the symptom's own line names the root.
     return news.reason is not Reason.CHANGED and not news.is_of_symptom
 
 

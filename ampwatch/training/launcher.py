@@ -28,7 +28,7 @@ from ampwatch.runtime import (
 )
 from ampwatch.settings import ENVIRONMENT_PREFIX
 from ampwatch.version import __version__
-from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, look_at, read_info
+from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, read_info, read_lock
 from ampwatch.wire.rendezvous.machine import find_daemon
 from ampwatch.wire.rendezvous.port_owner import port_owner
 from ampwatch.wire.rendezvous.token import read_token
@@ -167,7 +167,7 @@ def _find_or_start(settings: Settings, directory: Path) -> DaemonStatus:
             finally:
                 lock.let_go()
         # Somebody holds the lock. Without an address it is still starting: wait for that.
-        info = look_at(directory).info
+        info = read_lock(directory).info
         if info is not None:
             return _running(settings, info)
         time.sleep(ASK_AGAIN_SECONDS)

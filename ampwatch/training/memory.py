@@ -2,7 +2,7 @@
 
 Nothing is reserved and nothing is booked: each holder says what it holds when it is asked, so that
 the account cannot drift from what is there. It is asked at set-up, in sampled iterations and for
-reports, never in a plain step.
+reports, never in a quiet step.
 """
 
 from __future__ import annotations

@@ -21,11 +21,11 @@ from ampwatch.errors import CLOSED, LIMITS, RAISE_THE_LIMIT, StateError, did_you
 from ampwatch.guard import Guard, Log, is_of_a_signal
 from ampwatch.report import notebook
 from ampwatch.report.html_report import render_html
+from ampwatch.report.judged_boxes import render_json
 from ampwatch.report.op_lines import GROUPINGS
 from ampwatch.report.op_table import render as render_ops
 from ampwatch.report.precision_words import NO_CENSUS, report_lines
 from ampwatch.report.report import render_boxes
-from ampwatch.report.standing import render_json
 from ampwatch.settings import Settings, unknown_variables
 from ampwatch.state.facts import LOGGED, WHOLE_RUN
 from ampwatch.training.actions.base import Subscription
@@ -460,7 +460,7 @@ class Monitor:
     def end_iteration(self, *, loss_scale: object = None, skipped: object = False) -> None:
         """End the open iteration, where nothing that is watched does; from then on only this ends one.
 
-        For a scaler that no ``LossScaler`` can describe, and for steps that are not heard: compiled,
+        For a scaler that no ``LossScaler`` can describe, and for steps that are not seen: compiled,
         functional, taken by a class of your own. Called once an iteration, after its step. Never
         raises into a training, and does nothing once the monitor is closed.
 

@@ -139,7 +139,7 @@ class Outlet:
         """Where the page and ``/metrics`` are now; empty without a daemon."""
         if self._link is None:
             return ""
-        self._linking.run(self._link.look)
+        self._linking.run(self._link.check)
         return self._link.url
 
     def _moved(self, url: str, sentence: str) -> None:
@@ -217,7 +217,7 @@ class Outlet:
         # A clock read, as this may come several times in a step; what nobody writes nobody has to
         # read.
         if self._link is not None and time.monotonic() >= self._link.due_s:
-            self._linking.run(self._link.look)
+            self._linking.run(self._link.check)
         if self._remember is not None:
             self._remembering.run(self._remember, *records)
 

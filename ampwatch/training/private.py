@@ -2,7 +2,7 @@
 
 Public names are used wherever there are any. What there is no public name for stands here and nowhere
 else in the package, so that whoever tries a new torch has one file to read. A name that ampwatch can do
-without has a replacement, and what is lost is said beside it. One that it cannot do without makes the
+without has a replacement, and what is lost is noted beside it. One that it cannot do without makes the
 import fail with a sentence, which ``monitor()`` raises before anything is attached.
 
 ``python -m ampwatch.training.private`` prints which names this torch has, and in which versions each was
@@ -386,12 +386,12 @@ DECIDES_ON_DEVICE = _on_instances(
     "Every optimizer counts as one that is not called.",
 )
 
-# Functions that are looked up by public ones, and so are heard wherever those were imported to.
+# Functions that are looked up by public ones, and so are seen wherever those were imported to.
 
 CLIP = _on_instances(
     "nn.utils.clip_grad._clip_grads_with_norm_",
     "Clipping by norm.",
-    "clip_grad_norm_ itself is replaced, and not heard where it was imported by name before.",
+    "clip_grad_norm_ itself is replaced, and not seen where it was imported by name before.",
 )
 CLIP_NORM = _on_instances(
     "nn.utils.clip_grad._get_total_norm",
@@ -401,7 +401,7 @@ CLIP_NORM = _on_instances(
 CLIP_BY_VALUE = _on_instances(
     "nn.utils.clip_grad._group_tensors_by_device_and_dtype",
     "Clipping by value.",
-    "It is not heard.",
+    "It is not seen.",
 )
 LOADER_ITERATOR: Any = _find(
     "utils.data.dataloader._BaseDataLoaderIter",
@@ -412,7 +412,7 @@ LOADER_ITERATOR: Any = _find(
 LOADER_WORKERS = _on_instances(
     "utils.data.dataloader._BaseDataLoaderIter._num_workers",
     "How many workers a DataLoader has.",
-    "How many more would do is not said.",
+    "How many more would do is not documented.",
 )
 ACTIVE_REPLICA = _on_instances(
     "nn.parallel.DistributedDataParallel._active_ddp_module",
@@ -556,7 +556,7 @@ OPTIMIZED_MODULE = _on_instances(
 ORIGINAL_MODULE = _on_instances(
     "_dynamo.eval_frame.OptimizedModule._orig_mod",
     "What it was made of; a name that its state_dict shows.",
-    "Its calls are not heard.",
+    "Its calls are not seen.",
 )
 TRACED_AS = _on_instances(
     "_dynamo.trace_rules.check",
@@ -602,7 +602,7 @@ and 2.14.1.
 """
 
 BACKENDS = tuple(
-    _on_instances(name, "One object is made of it at each call of torch.compile.", "Not heard.")
+    _on_instances(name, "One object is made of it at each call of torch.compile.", "Not seen.")
     for name in ("_TorchCompileInductorWrapper", "_TorchCompileWrapper")
 )
 

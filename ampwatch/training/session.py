@@ -72,8 +72,8 @@ class Part(Protocol):
     """The part of one training.
 
     Attributes:
-        sensors: Sensors that are told of events after those that measure values.
-        calls: Is told of the calls of modules.
+        sensors: Sensors that are notified of events after those that measure values.
+        calls: Is notified of the calls of modules.
     """
 
     sensors: Sequence[Sensor]

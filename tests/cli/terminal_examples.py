@@ -70,7 +70,7 @@ def found() -> list[Record]:
     return [FindingRecord(cause), FindingRecord(collapse)]
 
 
-def course(*, is_broken: bool) -> Iterator[Record]:
+def history(*, is_broken: bool) -> Iterator[Record]:
     """Sixty steps, of which the last twenty are skipped where it is broken."""
     for i in range(STEPS):
         loss = 1.0 + 3.0 * math.exp(-i / 12)
@@ -90,8 +90,8 @@ def state() -> RankList:
     fleet = Fleet(Settings(), clock)
     for rank in range(4):
         who = identity(rank=rank, local_rank=rank, world_size=4)
-        put(fleet, f"/gpt-{rank}.ring", who, course(is_broken=rank == 2))
-    done: list[Record] = [*course(is_broken=False), end()]
+        put(fleet, f"/gpt-{rank}.ring", who, history(is_broken=rank == 2))
+    done: list[Record] = [*history(is_broken=False), end()]
     put(fleet, "/bert.ring", identity(run="bert", world_size=1), done, alive=False)
     return unpacked(RankLists(fleet, clock).sent(), clean)
 
@@ -100,7 +100,7 @@ def leave_reports(directory: Path) -> None:
     """Leave what a run leaves behind that was broken."""
     ended = EndRecord(RunState.FINISHED, "", int((START + STEPS + 1) * SECOND))
     who = identity(world_size=1)
-    made = recorded(who, [*course(is_broken=True), ended], steps=256)
+    made = recorded(who, [*history(is_broken=True), ended], steps=256)
     files.write(directory, made.box("training", int((START + STEPS + 2) * SECOND)), most=4)
 
 

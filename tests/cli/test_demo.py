@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ampwatch.cli import main, make_parser
-from ampwatch.cli.demo import course_of
-from ampwatch.demo.course import DemoCourse, Limit
+from ampwatch.cli.demo import schedule_of
+from ampwatch.demo.schedule import DemoSchedule, Limit
 from ampwatch.wire.rendezvous.token import read_token
 from tests.host.daemon.parts import Place, ask, eventually
 
@@ -43,15 +43,15 @@ def test_it_breaks_reports_and_the_page_still_shows_it(place: Place) -> None:
     assert f"{page}Metrics  {info.url}metrics\n" in said
     assert "\nhealthy   0%  step 0  loss " in said
     assert "\nfaulty " in said
-    story = said[said.index("\ndemo: ") :]
-    assert len(story.splitlines()) <= 20
-    assert story.startswith("\ndemo: broken, ended at step 27")
-    assert "in trouble since step " in story
-    assert "\nwhere     module blocks.2.mlp" in story
-    assert "\nexplains  1 finding: scale_collapse\n" in story
-    assert f"\n  {info.url}  the page, for another 10 min" in story
-    assert "\n  ampwatch explain forward_overflow --run demo " in story
-    assert "\n  watch = ampwatch.monitor(model, scaler)\n" in story
+    ending = said[said.index("\ndemo: ") :]
+    assert len(ending.splitlines()) <= 20
+    assert ending.startswith("\ndemo: broken, ended at step 27")
+    assert "in trouble since step " in ending
+    assert "\nwhere     module blocks.2.mlp" in ending
+    assert "\nexplains  1 finding: scale_collapse\n" in ending
+    assert f"\n  {info.url}  the page, for another 10 min" in ending
+    assert "\n  ampwatch explain forward_overflow --run demo " in ending
+    assert "\n  watch = ampwatch.monitor(model, scaler)\n" in ending
 
     def metrics() -> str:
         known = f"Bearer {read_token(place.runtime)}"
@@ -103,16 +103,16 @@ def test_without_torch_it_says_so(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], DemoCourse(Limit(seconds=120.0), Limit(seconds=60.0))),
-        (["--healthy"], DemoCourse(Limit(seconds=120.0), Limit())),
-        (["--seconds", "20"], DemoCourse(Limit(seconds=20.0), Limit(seconds=10.0))),
-        (["--fault-after", "90"], DemoCourse(Limit(seconds=120.0), Limit(seconds=90.0))),
+        ([], DemoSchedule(Limit(seconds=120.0), Limit(seconds=60.0))),
+        (["--healthy"], DemoSchedule(Limit(seconds=120.0), Limit())),
+        (["--seconds", "20"], DemoSchedule(Limit(seconds=20.0), Limit(seconds=10.0))),
+        (["--fault-after", "90"], DemoSchedule(Limit(seconds=120.0), Limit(seconds=90.0))),
         (
             ["--steps", "9", "--fault-after-steps", "3"],
-            DemoCourse(Limit(9, 120.0), Limit(steps=3)),
+            DemoSchedule(Limit(9, 120.0), Limit(steps=3)),
         ),
     ],
 )
-def test_the_options_set_the_course(arguments: list[str], expected: DemoCourse) -> None:
+def test_the_options_set_the_course(arguments: list[str], expected: DemoSchedule) -> None:
     """When it breaks and when it is over."""
-    assert course_of(make_parser().parse_args(["demo", *arguments])) == expected
+    assert schedule_of(make_parser().parse_args(["demo", *arguments])) == expected

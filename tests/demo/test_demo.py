@@ -16,10 +16,17 @@ import ampwatch
 from ampwatch import LastStep
 from ampwatch.cli.demo import DESCRIPTION
 from ampwatch.demo.corpus import MAX_CHARACTERS, MIN_CHARACTERS, VOCABULARY, Corpus, source_text
-from ampwatch.demo.course import FAULTY_STEPS, DemoCourse, Limit, Moment, moments, usual_course
 from ampwatch.demo.display import Status, open_display
 from ampwatch.demo.model import CPU_SIZE, Size
 from ampwatch.demo.rich_display import RichDisplay
+from ampwatch.demo.schedule import (
+    FAULTY_STEPS,
+    DemoSchedule,
+    Limit,
+    Moment,
+    moments,
+    usual_schedule,
+)
 from ampwatch.demo.training import FAULTY_MODULE, Meter, train
 
 
@@ -51,8 +58,8 @@ def trained(
 ) -> tuple[Recorder, ampwatch.Monitor]:
     """Train a model, the tiny one where none is given, without a daemon."""
     display = Recorder()
-    course = DemoCourse(Limit(steps=steps), Limit(steps=fault_after))
-    watch = train(TEXT, size=size, device=CPU, course=course, display=display, serve=False)
+    schedule = DemoSchedule(Limit(steps=steps), Limit(steps=fault_after))
+    watch = train(TEXT, size=size, device=CPU, schedule=schedule, display=display, serve=False)
     return display, watch
 
 
@@ -97,10 +104,10 @@ def test_nothing_is_wrong_in_the_demo_that_stays_healthy(size: Size, steps: int)
     assert watch.metrics()["amp/step"] == steps - 1
 
 
-def played(course: DemoCourse, step_seconds: float, at_most: int = 10_000) -> list[Moment]:
+def played(schedule: DemoSchedule, step_seconds: float, at_most: int = 10_000) -> list[Moment]:
     """Play the course with steps that take so long."""
     clock = itertools.chain([0.0], itertools.count(0.0, step_seconds))
-    return list(itertools.islice(moments(course, lambda: next(clock)), at_most))
+    return list(itertools.islice(moments(schedule, lambda: next(clock)), at_most))
 
 
 @pytest.mark.parametrize(
@@ -117,14 +124,14 @@ def test_the_fault_comes_after_a_minute_but_half_way_at_the_latest(
     given: dict[str, float], fault: Limit
 ) -> None:
     """A short demo breaks as well, a healthy one does not."""
-    assert usual_course(**given).fault == fault  # type: ignore[arg-type]
+    assert usual_schedule(**given).fault == fault  # type: ignore[arg-type]
 
 
 def test_a_broken_training_is_shown_for_a_while_and_ends() -> None:
     """Not at the end of its time, which may be far away."""
-    course = DemoCourse(Limit(seconds=math.inf), Limit(steps=7))
+    schedule = DemoSchedule(Limit(seconds=math.inf), Limit(steps=7))
 
-    steps = played(course, 1.0)
+    steps = played(schedule, 1.0)
 
     assert [m.faulty for m in steps] == [False] * 7 + [True] * FAULTY_STEPS
     assert [m.step for m in steps] == list(range(7 + FAULTY_STEPS))
@@ -137,13 +144,13 @@ def test_what_is_said_of_the_time_is_so() -> None:
 
     assert said in page.read_text(encoding="utf-8")
     assert f"After {FAULTY_STEPS} skipped steps, or two minutes" in DESCRIPTION
-    assert len(played(usual_course(), 0.25)) == 240 + FAULTY_STEPS  # 90 s
-    assert len(played(usual_course(), 1.0)) == 120
+    assert len(played(usual_schedule(), 0.25)) == 240 + FAULTY_STEPS  # 90 s
+    assert len(played(usual_schedule(), 1.0)) == 120
 
 
 def test_a_healthy_training_goes_on_until_its_time_is_over() -> None:
     """120 seconds of steps of half a second."""
-    steps = played(usual_course(healthy=True), 0.5)
+    steps = played(usual_schedule(healthy=True), 0.5)
 
     assert len(steps) == 240
     assert not any(m.faulty for m in steps)

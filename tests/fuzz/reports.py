@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 
 from ampwatch.errors import AmpwatchError
-from ampwatch.host.daemon.remains import jobs, read_path
+from ampwatch.host.daemon.leftovers import jobs, read_path
 from ampwatch.host.page.ended_page import list_html
 from ampwatch.report.html_report import render_html
+from ampwatch.report.judged_boxes import judge_boxes, render_json
 from ampwatch.report.report import one_line, render_boxes
 from ampwatch.report.run_list import row_of
-from ampwatch.report.standing import judge_boxes, render_json
 from ampwatch.wire.blackbox.document import from_json, to_json
 from tests.fuzz.engine import scratch
 from tests.wire.ring.samples import census, finding, ranges, ring_bytes, slot_bytes, step, window

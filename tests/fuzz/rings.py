@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from ampwatch.errors import RingError
 from ampwatch.runtime import SHARED_MEMORY
-from ampwatch.state.salvage import read_ring
+from ampwatch.state.leftovers import read_ring
 from ampwatch.wire.blackbox.document import from_json, to_json
 from ampwatch.wire.ring import RingReader, layout
 from tests.wire.corpus import FILES

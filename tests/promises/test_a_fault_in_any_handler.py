@@ -184,7 +184,7 @@ def test_a_sensor_that_fails_at_the_end_leaves_nothing_of_others(
 
 
 @pytest.mark.rotating
-def test_a_glance_that_fails_leaves_the_call_to_the_handler(
+def test_a_prefilter_that_fails_leaves_the_call_to_the_handler(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No guard is around it, and nothing that it raises reaches the training."""
@@ -197,7 +197,7 @@ def test_a_glance_that_fails_leaves_the_call_to_the_handler(
 
     kinds = [kind for kind in OpSensor.__subclasses__() if kind.__module__.startswith("ampwatch.")]
     for kind in kinds:
-        monkeypatch.setattr(kind, "glance", fail)
+        monkeypatch.setattr(kind, "prefilter", fail)
     digests = []
     for is_watched in (False, True):
         run = build("fp16-scheduled")

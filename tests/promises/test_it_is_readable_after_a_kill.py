@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from ampwatch.host.daemon.remains import find_remains
+from ampwatch.host.daemon.leftovers import find_leftovers
 from ampwatch.report.report import render_boxes
 from ampwatch.settings import Settings
 from ampwatch.wire.records import RunState
@@ -45,7 +45,7 @@ for step in itertools.count():
 
 def steps_left(run: str) -> list[int]:
     """Return the steps in what is left of a run, which is readable and ends as failed."""
-    (box,) = find_remains(Settings.resolve({}), run=run).boxes
+    (box,) = find_leftovers(Settings.resolve({}), run=run).boxes
     assert box.state is RunState.FAILED
     assert run in render_boxes([box])
     return [step.step for step in box.steps]

@@ -11,7 +11,7 @@ import pytest
 from ampwatch.diagnosis.kinds.registry import ROWS
 from ampwatch.host.fleet import Fleet
 from ampwatch.report.headline import MAX_LINE, Headline, cause_of, first_remedy, headline
-from ampwatch.report.standing import judge_boxes
+from ampwatch.report.judged_boxes import judge_boxes
 from ampwatch.report.words import plain
 from ampwatch.settings import Settings
 from ampwatch.wire.blackbox import Box

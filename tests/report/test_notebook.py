@@ -15,8 +15,8 @@ import torch
 import ampwatch
 from ampwatch.report import notebook
 from ampwatch.report.headline import headline
+from ampwatch.report.judged_boxes import judge_boxes
 from ampwatch.report.notebook import Live, bundle_of, finding_card
-from ampwatch.report.standing import judge_boxes
 from ampwatch.report.words import plain
 from ampwatch.wire.blackbox import Box
 from ampwatch.wire.records import Finding

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ampwatch.report.headline import headline
+from ampwatch.report.judged_boxes import judge_boxes
 from ampwatch.report.short import labelled, render_short
-from ampwatch.report.standing import judge_boxes
 from ampwatch.report.words import plain
 from ampwatch.wire.blackbox import Box
 from ampwatch.wire.records import RunState, Severity

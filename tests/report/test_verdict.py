@@ -41,7 +41,7 @@ def rank_after(
 
 def of_run(*ranks: tuple[RankView, float]) -> RunVerdict:
     """The verdict on a run of these ranks, all on this machine."""
-    return judge([r.standing for r, _ in ranks], len(ranks), max(now for _, now in ranks))
+    return judge([r.judged_rank for r, _ in ranks], len(ranks), max(now for _, now in ranks))
 
 
 def told(records: Sequence[Record], **how: Any) -> tuple[str, str]:
@@ -382,7 +382,7 @@ def test_sentence_root_and_speaker_are_of_one_finding() -> None:
     verdict = of_run(rank_after([*calm(30), late]), rank_after([*calm(30), soon], rank=1))
 
     assert verdict.root is not None
-    assert (verdict.speaker, verdict.root.finding.kind) == (1, "masked_row_nan")
+    assert (verdict.shown_rank, verdict.root.finding.kind) == (1, "masked_row_nan")
     assert verdict.sentence == "rank 1: Soon"
 
 
@@ -394,14 +394,14 @@ def test_a_chain_of_causes_of_any_length_takes_nothing_away() -> None:
     verdict = of_run(*ranks)
 
     assert verdict.level is Level.FAILING
-    assert [len(story.members) for story in verdict.stories] == [2000]
+    assert [len(incident.members) for incident in verdict.incidents] == [2000]
 
 
 def test_the_worst_rank_speaks_for_the_run() -> None:
     """One broken rank breaks all, and the headline says which one it is."""
     verdict = of_run(rank_after(calm(30)), rank_after([*calm(30), made(last_step=29)], rank=3))
 
-    assert (verdict.speaker, verdict.level) == (3, Level.ATTENTION)
+    assert (verdict.shown_rank, verdict.level) == (3, Level.ATTENTION)
     assert (verdict.sentence, verdict.advice) == ("rank 3: It broke", "Mend it.")
 
 
@@ -409,7 +409,7 @@ def test_ranks_that_are_alike_are_reported_as_one() -> None:
     """Eight healthy ranks need no eight sentences."""
     verdict = of_run(*[rank_after(calm(30), rank=r) for r in (1, 0)])
 
-    assert (verdict.speaker, verdict.level) == (0, Level.HEALTHY)
+    assert (verdict.shown_rank, verdict.level) == (0, Level.HEALTHY)
     assert verdict.sentence.endswith("; 2 ranks alike")
 
 
@@ -417,4 +417,4 @@ def test_a_finished_rank_does_not_speak_for_one_that_runs() -> None:
     """The run is over when all of it is."""
     verdict = of_run(rank_after([*calm(30), end()]), rank_after(calm(30), rank=1))
 
-    assert verdict.speaker == 1
+    assert verdict.shown_rank == 1

@@ -36,7 +36,7 @@ def main(directory: Path, hook: str, names: list[str]) -> None:
 
     CLOCK.rule()
     import ampwatch.cli.report  # noqa: PLC0415 - it takes the scripted one, and so do the next
-    import ampwatch.host.daemon.remains  # noqa: PLC0415
+    import ampwatch.host.daemon.leftovers  # noqa: PLC0415
     import ampwatch.report.html_report  # noqa: PLC0415
     import ampwatch.report.report  # noqa: F401, PLC0415
     import tests.states.training  # noqa: F401, PLC0415

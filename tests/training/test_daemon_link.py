@@ -16,7 +16,7 @@ import ampwatch
 from ampwatch.errors import DaemonError
 from ampwatch.settings import Settings
 from ampwatch.training import daemon_link
-from ampwatch.training.daemon_link import LOOK_SECONDS, MAX_RETRY_SECONDS, DaemonLink
+from ampwatch.training.daemon_link import CHECK_SECONDS, MAX_RETRY_SECONDS, DaemonLink
 from ampwatch.training.launcher import START_SECONDS, DaemonStatus
 from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock
 from ampwatch.wire.rendezvous.token import ensure_token
@@ -98,7 +98,7 @@ class Scene:
         end = self.clock.now + seconds
         while self.link.due_s <= end:
             self.clock.now = self.link.due_s
-            self.link.look()
+            self.link.check()
         self.clock.now = end
 
 
@@ -111,17 +111,17 @@ def test_a_daemon_that_lives_is_looked_at_now_and_then_and_nothing_is_said(
     scene: Scene,
 ) -> None:
     """Each look is some time after the one before."""
-    scene.due(10 * LOOK_SECONDS)
+    scene.due(10 * CHECK_SECONDS)
 
     assert scene.link.url == INFO.url
     assert (scene.helpers, scene.said) == ([], [])
-    assert scene.link.due_s == 11 * LOOK_SECONDS
+    assert scene.link.due_s == 11 * CHECK_SECONDS
 
 
 def test_a_daemon_that_died_is_replaced_and_its_address_is_true(scene: Scene) -> None:
     """One process is begun, and reaped; it is said once, with the new address."""
     scene.lock.let_go()
-    scene.due(LOOK_SECONDS)
+    scene.due(CHECK_SECONDS)
     between = scene.link.url
     scene.due(2.0)
     scene.serve(NEXT)
@@ -138,7 +138,7 @@ def test_a_daemon_that_somebody_else_brings_back_is_found(scene: Scene) -> None:
     """Another rank holds the lock already, so that there is nothing to do."""
     scene.lock.let_go()
     scene.lock = DaemonLock.take(scene.runtime)
-    scene.due(LOOK_SECONDS)
+    scene.due(CHECK_SECONDS)
     between = scene.link.url
     scene.lock.publish(NEXT)
     scene.due(2.0)
@@ -165,7 +165,7 @@ def test_a_daemon_that_was_to_end_or_is_somebody_elses_is_not_brought_back(
     without = scene.link.url
     said = list(scene.said)
     scene.serve(NEXT)
-    scene.due(LOOK_SECONDS)
+    scene.due(CHECK_SECONDS)
 
     assert (without, scene.link.url, scene.helpers) == ("", NEXT.url, [])
     assert len(said) == 1
@@ -177,7 +177,7 @@ def test_a_daemon_that_cannot_start_is_tried_less_and_less_and_said_once(scene: 
     scene.lock.let_go()
     tries = []
     for _ in range(1000):
-        scene.due(LOOK_SECONDS)
+        scene.due(CHECK_SECONDS)
         for helper in scene.helpers[len(tries) :]:
             helper.status = 1
             tries.append(scene.clock.now)
@@ -186,7 +186,7 @@ def test_a_daemon_that_cannot_start_is_tried_less_and_less_and_said_once(scene: 
 
     assert waits[0] <= 60.0
     assert sorted(waits) == waits
-    assert waits[-1] <= MAX_RETRY_SECONDS + 2 * LOOK_SECONDS
+    assert waits[-1] <= MAX_RETRY_SECONDS + 2 * CHECK_SECONDS
     assert len(tries) < 20
     assert all(helper.is_reaped for helper in scene.helpers[:-1])
     assert last.status == 1
@@ -201,7 +201,7 @@ def test_a_process_that_cannot_be_begun_is_one_that_has_failed(
     """It is said with the reason, and tried again when it is time."""
     scene.lock.let_go()
     scene.refusal = error
-    scene.due(2 * LOOK_SECONDS)
+    scene.due(2 * CHECK_SECONDS)
     scene.refusal = None
     scene.due(60.0)
 
@@ -212,10 +212,10 @@ def test_a_process_that_cannot_be_begun_is_one_that_has_failed(
 def test_a_process_that_hangs_with_the_lock_is_one_that_has_failed(scene: Scene) -> None:
     """It was handed the lock, which is free once it has ended; it is said, and tried again later."""
     scene.lock.let_go()
-    scene.due(LOOK_SECONDS)
+    scene.due(CHECK_SECONDS)
     (helper,) = scene.helpers
     helper.lock = DaemonLock.take(scene.runtime)
-    scene.due(START_SECONDS + LOOK_SECONDS)
+    scene.due(START_SECONDS + CHECK_SECONDS)
 
     assert helper.was_killed
     assert helper.is_reaped
@@ -225,7 +225,7 @@ def test_a_process_that_hangs_with_the_lock_is_one_that_has_failed(scene: Scene)
 def test_a_process_that_no_signal_ends_is_not_waited_for(scene: Scene) -> None:
     """Neither by a step nor by the end of the training: its file system may be gone."""
     scene.lock.let_go()
-    scene.due(LOOK_SECONDS)
+    scene.due(CHECK_SECONDS)
     (helper,) = scene.helpers
     helper.is_in_a_system_call = True
     scene.due()
@@ -247,7 +247,7 @@ def test_a_lock_file_that_is_gone_says_nothing_of_the_daemon(scene: Scene) -> No
 def test_the_end_of_the_training_leaves_no_process(scene: Scene, status: int | None) -> None:
     """One that is starting a daemon is waited for, or ended."""
     scene.lock.let_go()
-    scene.due(LOOK_SECONDS)
+    scene.due(CHECK_SECONDS)
     (helper,) = scene.helpers
     helper.status = status
     scene.link.close()
@@ -262,7 +262,7 @@ def test_the_daemon_of_the_machine_is_its_services_to_look_after(own_places: Pat
     """It has no lock of this user's."""
     status = DaemonStatus("http://127.0.0.1:10917/", "running")
     link = DaemonLink(Settings.resolve(), status, lambda *_: None)
-    link.look()
+    link.check()
 
     assert (link.url, link.due_s) == (status.url, float("inf"))
 
@@ -274,7 +274,7 @@ def test_a_daemon_that_is_killed_under_a_training_comes_back(
     """A real one, by SIGKILL: the run is shown from its first step on, at the address it says."""
     place = Place(tmp_path)
     monkeypatch.setenv("AMPWATCH_POLL_SECONDS", "0.05")
-    monkeypatch.setattr(daemon_link, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(daemon_link, "CHECK_SECONDS", 0.2)
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     steps = 0

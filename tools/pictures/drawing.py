@@ -231,7 +231,7 @@ def gradients(kept: Measured, scale: int = 0) -> str:
     return svg(foot + 30, said, parts)
 
 
-def course(kept: Measured) -> str:
+def loss_scale(kept: Measured) -> str:
     """Return the picture of the course of a loss scale: doubled after a while, halved where a step was skipped."""
     scales: list[int] = kept["scales"]
     top, foot = 34.0, 190.0
@@ -358,7 +358,7 @@ PICTURES: dict[str, Callable[[Measured], str]] = {
     "float16-ranges.svg": lambda _kept: ranges(),
     "float16-gradients.svg": gradients,
     "float16-gradients-scaled.svg": lambda kept: gradients(kept, SCALE),
-    "float16-course.svg": course,
+    "float16-course.svg": loss_scale,
     "blocks-gradient.svg": blocks,
     "float16-spacing.svg": lambda _kept: spacing(),
 }

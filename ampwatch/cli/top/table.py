@@ -46,10 +46,10 @@ MAX_WIDTH = 100
 
 MAX_COLUMN = 24
 WIDE = 110
-"""Cells from which on courses are twice as long."""
+"""Cells from which on histories are twice as long."""
 
 ORDERS: Mapping[str, Callable[[RankRow], tuple[object, ...]]] = {
-    "trouble": lambda row: (row.level.badness, not row.is_speaker, row.run, row.rank),
+    "trouble": lambda row: (row.level.badness, not row.is_shown, row.run, row.rank),
     "run and rank": lambda row: row.identity,
     "slowest": lambda row: (-(newest(row.seconds) or 0.0), row.identity),
 }
@@ -153,7 +153,7 @@ def _columns(cells: int) -> tuple[Column, ...]:
     """Return all columns but the last one, what is wrong, the most important ones first.
 
     Args:
-        cells: Those of a course.
+        cells: Those of a history.
     """
 
     def last(values: Sequence[float | None], write: Callable[[float], str]) -> str:

@@ -20,7 +20,7 @@ from ampwatch.cli.top.table import (
     summary,
     table,
 )
-from ampwatch.report.report import render_story
+from ampwatch.report.report import render_incident
 from ampwatch.report.short import INDENT, MIN_WIDTH, part
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class View:
         foot = self._foot()
         room = max(height - 1 - len(foot), 0)
         page = self._page
-        body = self._table(width, room) if page is None else self._story(page, width, room)
+        body = self._table(width, room) if page is None else self._incident(page, width, room)
         body += [[] for _ in range(room - len(body))]
         head = [("ampwatch top  ", STRONG), (self._summary, "")]
         return [fitted(line, width) for line in [head, *body[:room], *foot]][:height]
@@ -140,17 +140,17 @@ class View:
             f"No run. A training that calls ampwatch.monitor() appears here by itself{self._ended}."
         )
 
-    def _story(self, row: RankRow, width: int, room: int) -> list[Line]:
+    def _incident(self, row: RankRow, width: int, room: int) -> list[Line]:
         """Return what is shown of the page of a rank: its four lines, its numbers, each finding."""
         width = min(width, MAX_WIDTH)
         lines = headline_lines(row.name, row.level, row.headline, width)
         for label, text in self._about(row, max(width - INDENT, MIN_WIDTH)):
             lines += [[(about, QUIET), (line, "")] for about, line in part(label, text, width)]
         self._starts = []
-        for story in row.stories:
+        for incident in row.incidents:
             self._starts.append(len(lines) + 1)
-            head, *more = render_story(story, max(width, MIN_WIDTH)).splitlines()
-            over, style = ("", STRONG) if story.goes_on else ("  (over)", QUIET)
+            head, *more = render_incident(incident, max(width, MIN_WIDTH)).splitlines()
+            over, style = ("", STRONG) if incident.goes_on else ("  (over)", QUIET)
             lines += [[], [(head + over, style)], *([(line, "")] for line in more)]
         if not self._starts:
             lines += [[], [("No finding was made.", "")]]
@@ -211,7 +211,7 @@ class View:
             self._page, self._scrolled = shown[place], 0
         elif key == "f":
             after = [*shown[place + 1 :], *shown[: place + 1]]
-            place = next((shown.index(row) for row in after if row.stories), place)
+            place = next((shown.index(row) for row in after if row.incidents), place)
         elif not (move := self._move(key)):
             return
         else:
@@ -240,7 +240,7 @@ class View:
 
 def _searched(row: RankRow) -> str:
     """Return the words of a rank that a filter looks in."""
-    members = [member.finding for story in row.stories for member in story.members]
+    members = [member.finding for incident in row.incidents for member in incident.members]
     findings = [f"{finding.kind} {finding.where}" for finding in members]
     words = [row.host, row.user, row.level.value, row.state]
     return " ".join([row.run, f"rank {row.rank}", *words, *findings]).lower()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 MIN_CENSUSES = 3
-"""Censuses in a row without a single FLOP in low precision before it is said."""
+"""Censuses in a row without a single FLOP in low precision before it is reported."""
 
 USUAL_SHARE = 0.5
 """Share of the FLOPs of the largest census before that such a census must have: it may have seen
@@ -48,7 +48,7 @@ LONE = {
         " as torch.utils.checkpoint does"
     ),
 }
-"""What is said of a module that was called without autocast, by the reason."""
+"""What is reported about a module that was called without autocast, by the reason."""
 
 
 class AutocastState:
@@ -209,7 +209,7 @@ class CompiledBackward(Detector):
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether a plain iteration would be nothing to it."""
+        """Whether a quiet iteration would be nothing to it."""
         return not self._waiting
 
     def _say(self, seen: CompiledGradients) -> None:

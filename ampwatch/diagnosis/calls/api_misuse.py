@@ -56,7 +56,7 @@ MAX_RESCALED = 4
 """Newest changes of gradients by the program that are compared."""
 
 MIN_RESCALED = 3
-"""Changes without which nothing is said."""
+"""Changes without which nothing is reported."""
 
 MIN_RATIO = 64.0
 """How many times smaller gradients have to be after it, each time."""
@@ -88,7 +88,7 @@ class ApiMisuse(Detector):
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether a plain iteration would be nothing to it."""
+        """Whether a quiet iteration would be nothing to it."""
         return self._unnamed is None
 
     @takes(ScaledClip)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Attention(NamedTuple):
-    """Requests for the next iteration, whatever the governor has planned; looks are planned by it.
+    """Requests for the next iteration, whatever the governor has planned; probes are planned by it.
 
     Attributes:
         trace: Something has failed: follow non-finite values from op to op.
@@ -32,7 +32,7 @@ class Attention(NamedTuple):
         failed_scale: The loss scale of that iteration; NaN without one.
         is_unexplained: Whether neither calibration nor a growth of the scale explains that it failed.
         is_known: Whether a failure goes on that is not new any more: nothing is to be made again for now.
-        look_every: Iterations of which the operands of ops are to be read in one; 0 for none.
+        probe_every: Iterations of which the operands of ops are to be read in one; 0 for none.
     """
 
     trace: bool = False
@@ -43,7 +43,7 @@ class Attention(NamedTuple):
     failed_scale: float = math.nan
     is_unexplained: bool = False
     is_known: bool = False
-    look_every: int = 0
+    probe_every: int = 0
 
     @property
     def is_closer(self) -> bool:
@@ -56,7 +56,7 @@ class StepTime(NamedTuple):
 
     Attributes:
         phases: Where it went, by phase. Unit: s.
-        samples: Samples so far, as the program has said; -1 without a word.
+        samples: Samples so far, as the program has reported; -1 without a word.
         tokens: Tokens so far, likewise.
         cpu_ns: CPU time of the training thread so far; -1 where it is not known. Unit: ns.
         run_delay_ns: Time so far in which it had no core, likewise. Unit: ns.
@@ -183,7 +183,7 @@ class Iteration(Struct):
             the newest one's dtype; empty if there was none.
         topics: What was measured in this iteration, whether or not it had any tensors.
         incomplete: Those of them of which a tensor was not measured, or not as it came to be.
-        is_told: Whether it is known if the step was taken: what ended it may not have been able to tell.
+        is_outcome_known: Whether it is known if the step was taken: what ended it may not have been able to tell.
         ranges: The measurements.
         inputs: Those of what layers were given: nothing is judged by them.
         census: The ops, if they were counted.
@@ -208,7 +208,7 @@ class Iteration(Struct):
     loss_dtype: str = ""
     topics: frozenset[Topic] = frozenset()
     incomplete: frozenset[Topic] = frozenset()
-    is_told: bool = True
+    is_outcome_known: bool = True
     ranges: Sequence[TensorRange] = field(default=())
     inputs: Sequence[TensorRange] = field(default=())
     census: OpCensus | None = None

@@ -422,7 +422,7 @@ class Lineage:
         return self._add(OriginKind.CONSTANT, op, out)
 
     def _another(self, op: SeenOp, out: Values) -> int:
-        """Return the origin that stands for all that are not kept apart."""
+        """Return the origin that stands for all that are not distinguished."""
         if self._other is None:
             self._other = self._add(OriginKind.OTHER, op, out)
         return self._other

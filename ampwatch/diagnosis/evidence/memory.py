@@ -46,7 +46,7 @@ class Holding(Enum):
     """A part of the graph, by an output or something else that the loss was computed of."""
 
 
-class Kept(NamedTuple):
+class HeldParts(NamedTuple):
     """A part of each of several iterations that is still there now.
 
     Attributes:
@@ -75,4 +75,4 @@ class MemoryRead(NamedTuple):
     step: int
     time_ns: int
     places: tuple[Memory, ...]
-    kept: Kept | None = None
+    kept: HeldParts | None = None

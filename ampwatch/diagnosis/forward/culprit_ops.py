@@ -103,7 +103,7 @@ class CulpritOps(Detector):
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether a plain iteration would be nothing to it."""
+        """Whether a quiet iteration would be nothing to it."""
         return not self._inputs and self._witness.is_at_rest
 
     def is_doubted(self, step: int) -> bool:

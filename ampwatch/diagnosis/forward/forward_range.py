@@ -90,7 +90,7 @@ class ForwardRange(Detector):
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether a plain iteration would be nothing to it."""
+        """Whether a quiet iteration would be nothing to it."""
         return not self.focus
 
     def _follow(self, name: str, amax: float, step: int) -> None:

@@ -41,7 +41,7 @@ APART = 8
 """Iterations between two measurements that count: where each is observed, neighbours say the same."""
 
 MIN_POINTS = 4
-"""Measurements without which nothing is said."""
+"""Measurements without which nothing is reported."""
 
 NEWEST = 3
 """Measurements of which the median is what logits are now: one batch is no trend."""
@@ -125,11 +125,11 @@ class LogitGrowth(Detector):
         super().__init__(shared)
         self._series: dict[tuple[str, bool], deque[_Point]] = {}
         self._intervals: dict[tuple[str, bool], int] = {}
-        self._told_at = -1
-        self._told: _Trend | None = None
+        self._reported_at = -1
+        self._reported: _Trend | None = None
 
     @property
-    def look_every(self) -> int:
+    def probe_every(self) -> int:
         """Iterations of which one is to be looked at for the logits; 0 before any were seen."""
         return min(self._intervals.values(), default=0)
 
@@ -154,15 +154,15 @@ class LogitGrowth(Detector):
             self._say(read, trend)
 
     def _say(self, read: LogitsRead, trend: _Trend) -> None:
-        if self._told is None:
-            self._told_at, self._told = read.step, trend
+        if self._reported is None:
+            self._reported_at, self._reported = read.step, trend
             self._report(read, trend)
             return
         made = self._book.of_kind(LOGIT_GROWTH.slug)
-        if made and made[-1].where == read.where and read.step > self._told_at:
-            self._told_at = read.step
-            # Where it began is what was said first: later a plateau before lies within the growth.
-            began = trend._replace(since=self._told.since, before=self._told.before)
+        if made and made[-1].where == read.where and read.step > self._reported_at:
+            self._reported_at = read.step
+            # Where it began is what was reported first: later a plateau before lies within the growth.
+            began = trend._replace(since=self._reported.since, before=self._reported.before)
             self._report(read, began)
 
     def _report(self, read: LogitsRead, trend: _Trend) -> None:
@@ -213,7 +213,7 @@ def _trend(points: Sequence[_Point], loud: float, *, is_bound: bool) -> _Trend |
 def _after_a_plateau(points: Sequence[_Point]) -> _Trend | None:
     """Return how logits grow that had come to rest.
 
-    They are told of at a lower level than others: the growth with which all attention begins levels off,
+    They are reported at a lower level than others: the growth with which all attention begins levels off,
     and has no plateau before. Queries and keys grow first, and their norms stray less than the logits, so these
     are what has to leave the plateau, by more than any batch adds. The newest measurements alone say where
     it leads: growth that begins anew doubles in ever fewer steps.

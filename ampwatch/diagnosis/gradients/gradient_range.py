@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.steps.steps import StepVerdict
 
 LOST_SHARE = 0.01
-"""Share of all gradient elements that must be lost before it is said: a few parameters, such
+"""Share of all gradient elements that must be lost before it is reported: a few parameters, such
 as the biases of attention keys, have no gradient worth the name in any precision."""
 
 LOST_OF_ONE = 0.5
@@ -87,7 +87,7 @@ class GradientRange(Detector):
 
     @takes(UnscaledStep)
     def observe(self, seen: UnscaledStep) -> None:
-        """Take in that nobody scales the loss: it is said at the end of that iteration."""
+        """Take in that nobody scales the loss: it is reported at the end of that iteration."""
         self._unscaled = seen
 
     def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
@@ -104,10 +104,10 @@ class GradientRange(Detector):
             self._say_unmeasured(self._unscaled.step)
             self._unscaled = None
 
-    def count(self, plain: Sequence[Iteration]) -> None:
-        """Take in plain iterations in a row."""
-        self._low.count(plain)
-        self._go_on(plain[-1])
+    def count(self, quiet: Sequence[Iteration]) -> None:
+        """Take in quiet iterations in a row."""
+        self._low.count(quiet)
+        self._go_on(quiet[-1])
 
     def _go_on(self, newest: Iteration) -> None:
         """Say it again of an iteration that was not measured, at a scale at which nothing can be left."""
@@ -182,7 +182,7 @@ class GradientRange(Detector):
     def _learns_again(
         self, iteration: Iteration, gradients: Mapping[str, Gradient], share: float
     ) -> None:
-        """Take back that nothing is learnt, wherever that was said: there are gradients again."""
+        """Take back that nothing is learnt, wherever that was reported: there are gradients again."""
         for made in self._book.of_kind(GRAD_UNDERFLOW.slug):
             if made.severity is not Severity.CRITICAL:
                 continue
@@ -202,7 +202,7 @@ class GradientRange(Detector):
         return self._book.get(GRAD_UNDERFLOW.slug, f"param:{worst}") is not None
 
     def _say_unmeasured(self, step: int) -> None:
-        """Say that nobody scales the loss, unless a sample has told more."""
+        """Say that nobody scales the loss, unless a sample has shown more."""
         if not self._book.of_kind(FP16_WITHOUT_SCALER.slug):
             self._report_without_scaler(
                 Severity.INFO,
@@ -453,7 +453,7 @@ class _Stillness:
         return {"still_first_step": float(self._since), "still_last_step": float(self._newest)}
 
     def then(self, finding: Finding) -> str:
-        """Return, as the end of a sentence, when nothing was learnt; empty if it never said so."""
+        """Return, as the end of a sentence, when nothing was learnt; empty if it was never reported."""
         first = finding.evidence.get("still_first_step")
         if first is None:
             return ""

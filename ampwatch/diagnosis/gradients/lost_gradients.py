@@ -276,7 +276,7 @@ class LostGradients(Detector):
             gradient.flushed = histogram.zeros
         else:
             gradient.flushed = flushed_zeros(histogram, fmt, largest)
-        self._look_back(key, gradient, math.nan)
+        self._compare_with_before(key, gradient, math.nan)
 
     def _judge_zeros(self, iteration: Iteration, sample: Mapping[Key, Gradient]) -> None:
         """Judge a sample of nothing but zeros: the largest of all decides, as it last was.
@@ -304,7 +304,7 @@ class LostGradients(Detector):
                 gradient.flushed = None
             elif is_flushed:
                 gradient.flushed = gradient.histogram.zeros
-                self._look_back(key, gradient, loss)
+                self._compare_with_before(key, gradient, loss)
 
     def _is_flushed_by_loss(self, iteration: Iteration) -> bool | None:
         """Whether gradients of which nothing but zeros is known were flushed; ``None`` if unknown.
@@ -319,7 +319,7 @@ class LostGradients(Detector):
         is_tiny = 0.0 < scaled < FLOAT16.min_normal
         return True if is_tiny and not self._was_zero_without_reason else None
 
-    def _look_back(self, key: Key, gradient: Gradient, loss: float) -> None:
+    def _compare_with_before(self, key: Key, gradient: Gradient, loss: float) -> None:
         """Take from the zeros that were flushed those that were there before, and say what was."""
         before = self._before(key)
         if not gradient.flushed or before is None:

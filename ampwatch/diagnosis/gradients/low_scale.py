@@ -79,11 +79,11 @@ class LowScale:
         elif verdict.applied and iteration.scaler is not None:
             self._rest(iteration, 1)
 
-    def count(self, plain: Sequence[Iteration]) -> None:
-        """Take in plain iterations in a row."""
-        newest = plain[-1]
+    def count(self, quiet: Sequence[Iteration]) -> None:
+        """Take in quiet iterations in a row."""
+        newest = quiet[-1]
         if newest.found_inf and newest.scaler is not None:
-            self._rest(newest, len(plain))
+            self._rest(newest, len(quiet))
 
     def _rest(self, newest: Iteration, iterations: int) -> None:
         """Take in iterations in a row in which a step was taken and the scale stayed."""

@@ -8,14 +8,14 @@ from statistics import median
 from typing import NamedTuple
 
 from ampwatch.diagnosis.detector import Detector, Shared, takes
-from ampwatch.diagnosis.evidence.memory import Holding, Kept, Memory, MemoryPlace, MemoryRead
+from ampwatch.diagnosis.evidence.memory import HeldParts, Holding, Memory, MemoryPlace, MemoryRead
 from ampwatch.diagnosis.memory.kinds import MEMORY_CREEP
 
 MAX_POINTS = 256
-"""Points of a course: some 16 000 iterations, once they are as far apart as they come to be."""
+"""Points of a history: some 16 000 iterations, once they are as far apart as they come to be."""
 
 PARTS = 6
-"""Parts of the later half of a course, each of which has to be higher than the one before."""
+"""Parts of the later half of a history, each of which has to be higher than the one before."""
 
 MIN_POINTS = 12
 """Points in the later half, one in each part at least. The least of a part is what is held: what an
@@ -62,7 +62,7 @@ class Growth(NamedTuple):
     seconds: float
 
 
-class Course:
+class MemoryHistory:
     """Points of the memory in use, at growing distances."""
 
     def __init__(self) -> None:
@@ -78,9 +78,9 @@ class Course:
         self._points.append(point)
 
     def growth(self) -> Growth | None:
-        """Return the growth of the later half of the course; ``None`` if it is not a steady one.
+        """Return the growth of the later half of the history; ``None`` if it is not a steady one.
 
-        Cost: 40 us; 1 us where no more is in use than in the middle of the course.
+        Cost: 40 us; 1 us where no more is in use than in the middle of the history.
         """
         count = len(self._points)
         if count < 2 * MIN_POINTS:
@@ -134,7 +134,7 @@ LONG = 1024
 within as many, after some 700 that are new (``gc.get_threshold()``), and who keeps the losses of a
 window of training for its mean has fewer."""
 
-MIN_KEPT = 16
+MIN_HELD = 16
 """Iterations at least that were looked at in this time."""
 
 MIN_GROWN = 2**20
@@ -176,25 +176,25 @@ class MemoryCreep(Detector):
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
-        self._courses = {place: Course() for place in MemoryPlace}
+        self._histories = {place: MemoryHistory() for place in MemoryPlace}
 
     @takes(MemoryRead, is_aside=True)
     def observe(self, read: MemoryRead) -> None:
         """Take in the memory at the end of an iteration."""
         rises = []
         for memory in read.places:
-            course = self._courses[memory.place]
-            course.add(Point(read.step, read.time_ns, memory.allocated, memory.allocations))
-            growth = course.growth()
+            history = self._histories[memory.place]
+            history.add(Point(read.step, read.time_ns, memory.allocated, memory.allocations))
+            growth = history.growth()
             if growth is not None and growth.allocations >= MIN_ALLOCATIONS:
-                rises.append(_Rise(memory, growth, course.watched))
-        kept = _kept_long(read)
+                rises.append(_Rise(memory, growth, history.watched))
+        kept = _held_long(read)
         for rise in sorted(rises, key=lambda rise: rise.steps_left):
             if rise.growth.grown >= MIN_GROWN and (kept is not None or rise.ends_soon):
                 self._report(rise, read.kept if kept is None else kept)
                 return
 
-    def _report(self, rise: _Rise, kept: Kept | None) -> None:
+    def _report(self, rise: _Rise, kept: HeldParts | None) -> None:
         memory, growth = rise.memory, rise.growth
         evidence = {
             "bytes_per_iteration": growth.rate,
@@ -223,10 +223,10 @@ class MemoryCreep(Detector):
         )
 
 
-def _kept_long(read: MemoryRead) -> Kept | None:
+def _held_long(read: MemoryRead) -> HeldParts | None:
     """Return what is kept of iterations, if it is of too many to be meant."""
     kept = read.kept
-    if kept is None or kept.iterations < MIN_KEPT or read.step - kept.since < LONG:
+    if kept is None or kept.iterations < MIN_HELD or read.step - kept.since < LONG:
         return None
     return kept
 
@@ -251,7 +251,7 @@ def _until(rise: _Rise) -> str:
     )
 
 
-def _holder(kept: Kept | None) -> str:
+def _holder(kept: HeldParts | None) -> str:
     if kept is None:
         return "What holds it is not known: no graph of an earlier iteration is seen to be kept"
     each = f"each of the {kept.iterations} iterations checked since step {kept.since}"

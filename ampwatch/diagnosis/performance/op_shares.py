@@ -27,7 +27,7 @@ NEGLIGIBLE = 0.001
 """Modules with less than this share of a sum have no say in where it is."""
 
 NEARLY_ALL = 0.9
-"""Share of a module's FLOPs from which it is said that the module does it, and not a part of it."""
+"""Share of a module's FLOPs from which it is reported that the module does it, and not a part of it."""
 
 
 def ops_in(census: OpCensus, phases: frozenset[Phase]) -> Iterator[tuple[OpKey, OpTally]]:

@@ -40,7 +40,7 @@ STUCK_SHARE = 0.25
 in float32 since an element moved last, so that rounding alone does not add up to a number of the dtype."""
 
 MIN_WHOLE_SHARE = 0.5
-"""Share from which on it is said of the whole average."""
+"""Share from which on it is reported of the whole average."""
 
 TERMS = 32
 """Tensors in a sum that a module adds up, at least."""
@@ -155,8 +155,8 @@ def _of_weights(average: Stuck) -> _Loss | None:
     is_certain = average.weight <= eps
     is_far = average.error >= FARTHEST_ULPS * eps
     slow = is_far and average.additions >= UPDATES + 1.0 / average.weight
-    is_told = average.additions >= UPDATES and (is_certain or slow)
-    if average.changing < MIN_DIFFERING or not is_told:
+    is_reported = average.additions >= UPDATES and (is_certain or slow)
+    if average.changing < MIN_DIFFERING or not is_reported:
         return None
     return _Loss(
         EMA_ROUNDING,

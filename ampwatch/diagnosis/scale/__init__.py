@@ -1,1 +1,1 @@
-"""Findings about the course of the loss scale."""
+"""Findings about the history of the loss scale."""

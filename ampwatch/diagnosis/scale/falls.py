@@ -149,7 +149,7 @@ class Fall:
         after: The scale after its newest skip.
         reached: The largest scale that steps were taken with since.
         reached_step: The iteration after which the scale was as large first.
-        is_over: Whether it was said that it is.
+        is_over: Whether it was reported that it is.
         was_skipped: Whether a step was skipped since, if only by the scaler's search.
     """
 

@@ -22,7 +22,7 @@ from ampwatch.diagnosis.scale.scale_words import (
     gradients_seen,
     largest_gradient,
 )
-from ampwatch.diagnosis.steps.skips import MAX_STANDING
+from ampwatch.diagnosis.steps.skips import MAX_SKIPS_AT_SCALE
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.written import counted, scale_argument, scale_text
 from ampwatch.wire.records import GONE_STEP, Finding, Severity, SkipClass, Topic
@@ -59,7 +59,7 @@ CRITICAL_SKIPS = 8
 costs a few halvings and passes."""
 
 BELOW_ONE_STEPS = 2
-"""Steps taken below scale 1 before it is said: one may be on the way back up."""
+"""Steps taken below scale 1 before it is reported: one may be on the way back up."""
 
 
 RECOVERED_GROWTHS = 3
@@ -115,14 +115,14 @@ class ScaleDynamics(Detector):
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether a plain iteration would be nothing to it: no fall is followed."""
+        """Whether a quiet iteration would be nothing to it: no fall is followed."""
         return all(fall.is_over for fall in self._falls.values())
 
-    def count(self, plain: Sequence[Iteration]) -> None:
-        """Take in plain iterations in a row: a scaler that is of no use stays that."""
+    def count(self, quiet: Sequence[Iteration]) -> None:
+        """Take in quiet iterations in a row: a scaler that is of no use stays that."""
         useless = self._book.get(SCALER_WITH_BF16.slug, "api") if self._is_useless else None
         if useless is not None:
-            self._book.again_each(useless, plain, loss_scale=plain[-1].loss_scale)
+            self._book.again_each(useless, quiet, loss_scale=quiet[-1].loss_scale)
 
     def _note_movement(self, iteration: Iteration, verdict: StepVerdict) -> None:
         # The test compares with the scale it began at, which is no longer the scaler's own doing.
@@ -150,7 +150,9 @@ class ScaleDynamics(Detector):
             self._skips.unexplained >= COLLAPSE_SKIPS
             # ``not >`` and not ``<=``: of a scale that is not known the skips alone are evidence.
             # And of one that stays where it is, under a guard.
-            and (self._stands or not iteration.loss_scale > self._skips.lowest_applied * STORM_FALL)
+            and (
+                self._is_stuck or not iteration.loss_scale > self._skips.lowest_applied * STORM_FALL
+            )
         )
         if storm:
             rate = 1.0
@@ -194,8 +196,8 @@ class ScaleDynamics(Detector):
             self._book.report_change(finding)
 
     @property
-    def _stands(self) -> bool:
-        return self._skips.standing >= max(COLLAPSE_SKIPS, MAX_STANDING + 1)
+    def _is_stuck(self) -> bool:
+        return self._skips.at_scale >= max(COLLAPSE_SKIPS, MAX_SKIPS_AT_SCALE + 1)
 
     def _describe(self, finding: Finding, iteration: Iteration, scaler: ScalerSettings) -> None:
         """Put the numbers as they stand, and the forecast, into the finding of what goes on."""
@@ -219,7 +221,7 @@ class ScaleDynamics(Detector):
             streak,
             rate=rate,
             to_floor=to_floor,
-            stands=self._stands,
+            is_stuck=self._is_stuck,
         )
         finding.summary += self._culprits.in_words()
         # What is over has its remedy, what goes on another one.
@@ -354,7 +356,7 @@ class ScaleDynamics(Detector):
         }
 
     def _renew_below_one(self, finding: Finding, iteration: Iteration) -> None:
-        """Bring what is said of a scale below one up to date: the scale has moved."""
+        """Bring what is reported about a scale below one up to date: the scale has moved."""
         is_above = iteration.loss_scale >= 1.0
         if finding.severity is Severity.INFO:
             return

@@ -80,7 +80,7 @@ class ScaleReset(Detector):
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether a plain iteration would be nothing to it."""
+        """Whether a quiet iteration would be nothing to it."""
         return not self._announced
 
     def _begin(self, change: ScalerChange, after: float) -> None:

@@ -36,7 +36,7 @@ def collapse_summary(
     *,
     rate: float,
     to_floor: int | None,
-    stands: bool = False,
+    is_stuck: bool = False,
 ) -> str:
     """Return the summary of a collapse, with its numbers as they stand.
 
@@ -47,7 +47,7 @@ def collapse_summary(
         streak: Steps skipped in a row.
         rate: Share of the steps skipped.
         to_floor: Steps until ``1 / scale`` is infinite; ``None`` if the scale does not fall.
-        stands: Whether it is where it was when the first of them was skipped.
+        is_stuck: Whether it is where it was when the first of them was skipped.
     """
     how = (
         f"{counted(streak, 'step')} skipped in a row"
@@ -63,7 +63,7 @@ def collapse_summary(
     )
     if math.isnan(iteration.loss_scale):
         return f"No step is taken: {how} since step {since}; the loss scale is not known"
-    if stands:
+    if is_stuck:
         return (
             f"No step is taken: {how} since step {since}; the loss scale stays at"
             f" {scale_text(iteration.loss_scale)}"

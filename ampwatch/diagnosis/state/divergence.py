@@ -102,12 +102,12 @@ class Divergence(Detector):
         elif self._is_diverging(broke=broke):
             self._say(iteration, broke=broke)
 
-    def count(self, plain: Sequence[Iteration]) -> None:
-        """Take in plain iterations in a row: their losses, none of which says anything by itself."""
-        if plain[-1].num_losses:
-            losses = [abs(iteration.loss) for iteration in plain]
+    def count(self, quiet: Sequence[Iteration]) -> None:
+        """Take in quiet iterations in a row: their losses, none of which says anything by itself."""
+        if quiet[-1].num_losses:
+            losses = [abs(iteration.loss) for iteration in quiet]
             if not self._follow_all(losses):
-                for iteration, loss in zip(plain, losses, strict=True):
+                for iteration, loss in zip(quiet, losses, strict=True):
                     self._follow(loss, iteration.step)
                     self._updated = True
 

@@ -229,22 +229,21 @@ def _lockstep(cohort: Mapping[int, ChecksumRecord], number: int) -> list[Ranks]:
 def _most(cohort: Mapping[int, ChecksumRecord], number: int, ranks: Ranks) -> Ranks:
     """Return the more than half of some ranks that train together, though some of them be shifted."""
     sums = {rank: (cohort[rank].first[number], cohort[rank].then[number]) for rank in ranks}
-    courses: list[Ranks] = []
+    groups: list[Ranks] = []
     for rank, (first, then) in sums.items():
         # Weights that stand still prove nothing.
         if first == then:
             continue
         met = [
-            course
-            for course in courses
+            group
+            for group in groups
             if any(
-                sums[r] == (first, then) or sums[r][1] == first or sums[r][0] == then
-                for r in course
+                sums[r] == (first, then) or sums[r][1] == first or sums[r][0] == then for r in group
             )
         ]
-        courses = [course for course in courses if course not in met]
-        courses.append(frozenset({rank}).union(*met))
-    most = max(courses, key=len, default=frozenset())
+        groups = [group for group in groups if group not in met]
+        groups.append(frozenset({rank}).union(*met))
+    most = max(groups, key=len, default=frozenset())
     return most if 2 * len(most) > len(ranks) else frozenset()
 
 

@@ -71,7 +71,7 @@ class PeriodicSkips(Detector):
     ``growth_interval + 1`` steps. Where a small set of batches is gone through in the same order
     the search locks to it, so where the scale grows once between two skips, the losses of the
     skipped steps must stand out as well. Where it never grows in between it falls until it fits:
-    then a period is only said where that takes too long.
+    then a period is only reported where that takes too long.
 
     Args:
         shared: What the detectors have in common.
@@ -102,8 +102,8 @@ class PeriodicSkips(Detector):
                         iteration.step, self._growths, stands_out, level, verdict.scale_before
                     )
                     # Some skips are those of the search, or all are not.
-                    said = self._compare(index, iteration, skip, every=True)
-                    if self._since_growth and not said:
+                    is_reported = self._compare(index, iteration, skip, every=True)
+                    if self._since_growth and not is_reported:
                         self._compare(index, iteration, skip, every=False)
             self._losses.clear()
             self._growths, self._since_growth = 0, math.inf
@@ -113,13 +113,13 @@ class PeriodicSkips(Detector):
             if verdict.grew:
                 self._growths, self._since_growth = self._growths + 1, 0
 
-    def count(self, plain: Sequence[Iteration]) -> None:
-        """Take in plain iterations in a row."""
-        scaler = plain[-1].scaler
+    def count(self, quiet: Sequence[Iteration]) -> None:
+        """Take in quiet iterations in a row."""
+        scaler = quiet[-1].scaler
         if scaler is not None and scaler.knows_growth:
-            self._losses.extend([(abs(i.loss), i.num_losses) for i in plain])
-            self._since_growth += len(plain)
-            self._note_taken(plain[-1])
+            self._losses.extend([(abs(i.loss), i.num_losses) for i in quiet])
+            self._since_growth += len(quiet)
+            self._note_taken(quiet[-1])
 
     def _note_taken(self, iteration: Iteration) -> None:
         """Note whose steps were taken: of a GAN each optimizer steps in some iterations only."""

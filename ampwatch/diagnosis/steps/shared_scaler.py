@@ -137,12 +137,12 @@ class SharedScaler(Detector):
                 if found_inf and index != OTHER_OPTIMIZERS:
                     self._compare(index, iteration)
 
-    def count(self, plain: Sequence[Iteration]) -> None:
-        """Take in plain iterations in a row."""
-        like = plain[-1]
+    def count(self, quiet: Sequence[Iteration]) -> None:
+        """Take in quiet iterations in a row."""
+        like = quiet[-1]
         if like.scaler is not None and like.scaler.knows_growth:
             for index in like.found_inf:
-                self._accounts[index].take_applied(like.scale_before, len(plain))
+                self._accounts[index].take_applied(like.scale_before, len(quiet))
 
     def _compare(self, index: int, iteration: Iteration) -> None:
         account = self._accounts[index]

@@ -30,7 +30,7 @@ MAX_HALVINGS = 32
 calibration where the scale itself is not known."""
 
 
-MAX_STANDING = 4
+MAX_SKIPS_AT_SCALE = 4
 """Skips in a row at one scale that may be calibration or a probe, by hysteresis: those lower the scale."""
 
 
@@ -42,7 +42,7 @@ class SkipClassifier:
         streak: Consecutive skipped steps up to now.
         unexplained: Consecutive skipped steps up to now that neither calibration nor
             a growth explains.
-        standing: Consecutive skipped steps up to now at the scale that is in use; 0 where it is not known.
+        at_scale: Consecutive skipped steps up to now at the scale that is in use; 0 where it is not known.
         lowest_applied: Smallest scale that a step was taken with, since the scale was
             last set by hand; infinite before the first.
     """
@@ -51,7 +51,7 @@ class SkipClassifier:
         self.calibrated = False
         self.streak = 0
         self.unexplained = 0
-        self.standing = 0
+        self.at_scale = 0
         self.lowest_applied = math.inf
         self._skipped_at = math.nan
         self._largest_worked = 0.0
@@ -80,7 +80,7 @@ class SkipClassifier:
             grew: The scale grew after it.
             times: How many; 1 where it grew.
         """
-        self.streak = self.unexplained = self.standing = 0
+        self.streak = self.unexplained = self.at_scale = 0
         self._unskipped += times
         self.lowest_applied = min(self.lowest_applied, scale)
         if self._unskipped >= WORKED:
@@ -106,7 +106,7 @@ class SkipClassifier:
         self.streak += 1
         self._unskipped = 0
         is_known = not math.isnan(scale_before)
-        self.standing = self.standing + 1 if scale_before == self._skipped_at else int(is_known)
+        self.at_scale = self.at_scale + 1 if scale_before == self._skipped_at else int(is_known)
         self._skipped_at = scale_before
         skip_class = self._why(scaler, scale_before, nonfinite_loss=nonfinite_loss)
         self._since_growth = None
@@ -122,7 +122,7 @@ class SkipClassifier:
     def _why(
         self, scaler: ScalerSettings, scale_before: float, *, nonfinite_loss: bool
     ) -> SkipClass:
-        if not nonfinite_loss and self.standing <= MAX_STANDING:
+        if not nonfinite_loss and self.at_scale <= MAX_SKIPS_AT_SCALE:
             # Of a scale that is not known only how often it can have been halved is.
             if math.isnan(scale_before) and self.streak > MAX_HALVINGS:
                 return SkipClass.STORM if self.unexplained else SkipClass.UNPROVOKED

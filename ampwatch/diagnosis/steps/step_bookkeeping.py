@@ -62,13 +62,13 @@ class StepBookkeeping(Detector):
             counts = found_inf and verdict.skip_class is not SkipClass.PROBE
             self._last_skip[index] = iteration.step if counts else None
 
-    def count(self, plain: Sequence[Iteration]) -> None:
-        """Take in plain iterations in a row."""
-        like = plain[-1]
+    def count(self, quiet: Sequence[Iteration]) -> None:
+        """Take in quiet iterations in a row."""
+        like = quiet[-1]
         for index in like.found_inf:
-            self._steps[index] += len(plain)
+            self._steps[index] += len(quiet)
             if index in like.scheduler_stepped:
-                self._moves[index] += len(plain)
+                self._moves[index] += len(quiet)
 
     def _is_stepwise(self, index: int) -> bool:
         return self._moves[index] >= STEPWISE_SHARE * (self._steps[index] - 1)

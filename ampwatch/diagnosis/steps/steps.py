@@ -73,14 +73,14 @@ class StepJudge:
         verdict.applied = not all(iteration.found_inf.values())
         return verdict
 
-    def judge_plain(self, plain: Sequence[Iteration]) -> StepVerdict:
-        """Return the verdict on each of the next iterations, which are plain ones."""
-        like = plain[-1]
+    def judge_quiet(self, quiet: Sequence[Iteration]) -> StepVerdict:
+        """Return the verdict on each of the next iterations, which are quiet ones."""
+        like = quiet[-1]
         if like.scaler is None:
             return StepVerdict(SkipClass.NONE, math.nan)
         self._next_step = like.step + 1
         if like.found_inf:
-            times = len(plain)
+            times = len(quiet)
             self._skips.applied(like.scaler, like.scale_before, grew=False, times=times)
         return StepVerdict(SkipClass.NONE, like.scale_before, applied=bool(like.found_inf))
 

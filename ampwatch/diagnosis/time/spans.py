@@ -59,7 +59,7 @@ class Span(Struct, frozen=True):
         steps: How many were taken in.
         seconds: Sum of their durations. Unit: s.
         data_seconds: Of that, spent waiting for data. Unit: s.
-        usual: Median duration of those that are plain; NaN without any. Unit: s.
+        usual: Median duration of those that are quiet; NaN without any. Unit: s.
         usual_phases: Median time of each phase. Unit: s.
         numel: Mean of the elements that the model was called with.
         numel_error: Standard error of that mean.

@@ -79,7 +79,7 @@ class StepSlower:
         self._slow_seconds += span.wall_seconds
         if len(self._slow) >= SLOW_SPANS and self._slow_seconds >= MIN_SLOW_SECONDS:
             self._say()
-            # Of a long trouble the beginning and the end are all that is told.
+            # Of a long trouble the beginning and the end are all that is reported.
             del self._slow[1 : -SLOW_SPANS + 1]
 
     def _forget(self) -> None:

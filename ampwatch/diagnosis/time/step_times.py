@@ -131,7 +131,7 @@ def _summary(evidence: dict[str, float], first: int, *, on_device: bool) -> str:
 WARM_UP_STEPS = 16
 """Steps at the beginning that are not judged: caches fill, kernels are chosen, code is compiled."""
 
-KEPT = 32
+MAX_ITERATIONS = 32
 """Newest iterations that a device's report, which comes some steps later, may be of."""
 
 USUAL_EVALUATIONS = 0.5
@@ -160,18 +160,18 @@ class StepTimes(Detector):
         self._step_slower = StepSlower(shared.book)
         self._seen = self._evaluations = 0
         self._is_on_device = False
-        self._newest: deque[Iteration] = deque(maxlen=KEPT)
+        self._newest: deque[Iteration] = deque(maxlen=MAX_ITERATIONS)
 
     def detect(self, iteration: Iteration, _verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
         self.count((iteration,))
 
-    def count(self, plain: Sequence[Iteration]) -> None:
+    def count(self, quiet: Sequence[Iteration]) -> None:
         """Take in iterations in a row."""
-        if plain[-1].time.is_ahead:
-            self._newest.extend(plain)
+        if quiet[-1].time.is_ahead:
+            self._newest.extend(quiet)
         elif not self._is_on_device:
-            self._take(plain, [iteration.time.phases for iteration in plain])
+            self._take(quiet, [iteration.time.phases for iteration in quiet])
 
     @takes(DevicePhases, is_aside=True)
     def observe(self, timed: DevicePhases) -> None:

@@ -30,7 +30,7 @@ from ampwatch.host.daemon.handler import parse_address
 from ampwatch.host.daemon.push import open_pusher
 from ampwatch.host.daemon.server import Server
 from ampwatch.host.daemon.site import Site
-from ampwatch.host.daemon.watcher import Rescue, RingWatcher
+from ampwatch.host.daemon.watcher import LeftoverWriter, RingWatcher
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.fleet import CollectorPass
 from ampwatch.host.gpu.collector import gpu_collector
@@ -40,7 +40,7 @@ from ampwatch.runtime import (
     ring_directories,
     runtime_directory,
 )
-from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, look_at
+from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, read_lock
 from ampwatch.wire.rendezvous.machine import Announcement
 from ampwatch.wire.ring.layout import LAYOUT
 
@@ -135,7 +135,7 @@ class Daemon:
             read_until_ns=_date_of(self._mark),
             any_user=options.machine,
             # The rings of others go into no directory of theirs: a link there could lead anywhere.
-            rescue=None if options.machine else Rescue(settings),
+            leftovers=None if options.machine else LeftoverWriter(settings),
             clock=clock,
         )
         # The daemon of one user finds the rings of that user alone, whose all names are then.
@@ -416,7 +416,7 @@ def _lock(directory: Path, lock_fd: int | None) -> DaemonLock:
     deadline = time.monotonic() + LOCK_SECONDS
     while (lock := DaemonLock.take(directory)) is None:
         # Without an address it is held for a moment: by who starts a daemon, or looks for one.
-        if (info := look_at(directory).info) is not None or time.monotonic() > deadline:
+        if (info := read_lock(directory).info) is not None or time.monotonic() > deadline:
             raise DaemonError(_other_daemon(info))
         time.sleep(LOCK_SECONDS / 40)
     return lock

@@ -55,7 +55,7 @@ def detach(directory: Path, parent_says: Callable[[int], None]) -> None:
     """Go on in a child that nobody waits for; this process exits with 0.
 
     Whoever started this process thereby learns that the daemon is ready, has no child
-    left to wait for, and sees everything that is said from now on in the log.
+    left to wait for, and sees everything that is reported from now on in the log.
 
     Args:
         directory: Where the log goes.

@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.errors import ReportError
-from ampwatch.host.daemon.remains import VANISHED, jobs
+from ampwatch.host.daemon.leftovers import VANISHED, jobs
 from ampwatch.host.fleet.jobs import START_WINDOW_NS
 from ampwatch.report.run_list import RunRow, row_of
 from ampwatch.wire.blackbox import files

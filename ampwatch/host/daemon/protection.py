@@ -177,7 +177,7 @@ class Protection:
         self._clock = clock
         self._refused: tuple[object, ...] = ()
         self._refused_at = 0.0
-        self._said = ""
+        self._logged = ""
         # The loop of the server and the one of the daemon, at SIGHUP, both come here.
         self._guard = threading.Lock()
         self.auth: BasicAuth | None = None
@@ -206,11 +206,11 @@ class Protection:
                 _check_not_weaker(web, new)
             except DaemonError as error:
                 self._refused, self._refused_at = now, self._clock()
-                if str(error) != self._said:
-                    self._said = str(error)
+                if str(error) != self._logged:
+                    self._logged = str(error)
                     logger.error("the web-config stays in force as it was: %s", error)  # noqa: TRY400 - the sentence says it all
                 return
-            self._refused, self._said = (), ""
+            self._refused, self._logged = (), ""
             self._use(new, web)
             if web.path:
                 logger.info("read %s again", web.path)

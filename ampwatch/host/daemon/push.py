@@ -139,7 +139,7 @@ class Pusher:
             logger.debug("a push failed", exc_info=True)
             problem = f"{type(error).__name__}: {error!s:.200}"
         what, target = outlet.what, outlet.target
-        # Said once, whatever the reason becomes: a collector that starts fails in several ways.
+        # Logged once, whatever the reason becomes: a collector that starts fails in several ways.
         if problem and what not in self._failed:
             self._failed.add(what)
             logger.warning("%s takes no %s (tried again until it does): %s", target, what, problem)

@@ -42,7 +42,7 @@ class Settled:
         problem: Why it cannot be read or removed, if so.
         was_read: It was a ring.
         left_by: Whose run is over, if one is, and has left it for a daemon to come.
-        died: It is a flight recorder: the run has not said how it ended.
+        died: It is a flight recorder: the run has not reported how it ended.
         last_ns: Newest time its writer is known to have lived. Unit: ns.
     """
 

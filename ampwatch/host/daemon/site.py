@@ -274,7 +274,7 @@ class Site:
         return Response(self._rank_lists.sent(), "application/vnd.msgpack")
 
     def _map(self, request: Request) -> Response:
-        """Answer with the map of the modules of a rank, or with the course of one of them."""
+        """Answer with the map of the modules of a rank, or with the history of one of them."""
         run, rank, module = _member(request.query)
         if run is None or rank is None:
             text = "Expected a run and a rank of it, as in /map.json?run=train&rank=0."

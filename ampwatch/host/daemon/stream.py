@@ -42,7 +42,7 @@ class Stream:
         """Agree on TLS.
 
         Raises:
-            OSError: If that fails; the client was told why.
+            OSError: If that fails; the client was sent the reason.
         """
         secured = context.wrap_socket(self._socket, server_side=True, do_handshake_on_connect=False)
         self._socket = secured

@@ -29,7 +29,7 @@ from ampwatch.host.daemon.settled import (
 )
 from ampwatch.host.fleet.fleet import Writer
 from ampwatch.report.one_line import printable
-from ampwatch.state.salvage import forget_silence, salvage
+from ampwatch.state.leftovers import forget_silence, save_leftovers
 from ampwatch.wire.records import EndRecord, RunState, StepRecord
 from ampwatch.wire.ring import RingReader
 
@@ -79,7 +79,7 @@ class RingWatcher:
         read_until_ns: When the daemon before this one has read the rings last, as Unix time; infinite if
             that is not known. Unit: ns.
         any_user: Read every user's rings.
-        rescue: Keeps what a process that died or hangs has left; ``None`` for nobody.
+        leftovers: Keeps what a process that died or hangs has left; ``None`` for nobody.
         clock: Unix time. Unit: s.
         stopwatch: Monotonic time. Unit: s.
     """
@@ -92,7 +92,7 @@ class RingWatcher:
         grace_seconds: float,
         read_until_ns: float = math.inf,
         any_user: bool = False,
-        rescue: Rescue | None = None,
+        leftovers: LeftoverWriter | None = None,
         clock: Callable[[], float] = time.time,
         stopwatch: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -101,7 +101,7 @@ class RingWatcher:
         self._grace_seconds = grace_seconds
         self._read_until_ns = read_until_ns
         self._any_user = any_user
-        self._rescue = rescue
+        self._leftovers = leftovers
         self._clock = clock
         self._stopwatch = stopwatch
         self._followed: dict[Path, _Followed] = {}
@@ -204,7 +204,7 @@ class RingWatcher:
                 self._show(path, ring, records, alive=alive, ended_at=ended_at)
         except Exception as error:
             # A boundary: records come from another process, of any release, and folding them can
-            # fail in any way. One ring must not end the page of all others. Said once, shown always.
+            # fail in any way. One ring must not end the page of all others. Logged once, shown always.
             if path not in self._failed:
                 logger.exception("records of %s cannot be taken in", printable(str(path)))
             self._failed[path] = f"records cannot be taken in: {error!r:.200}"
@@ -214,8 +214,8 @@ class RingWatcher:
         elif not alive:
             until = ring.last_ns / 1e9 + FLIGHT_RECORDER_SECONDS
             self._settle(path, remove_after=until, is_over=True, died=True)
-            if self._rescue is not None:
-                self._rescue.write(path, ring.reader.identity, RunState.FAILED)
+            if self._leftovers is not None:
+                self._leftovers.write(path, ring.reader.identity, RunState.FAILED)
         elif signature is not None and not signature.is_same_file(ring.signature):
             # Somebody put another file in its place, which is taken up right after this.
             self._settle(path, remove_after=NEVER)
@@ -224,17 +224,17 @@ class RingWatcher:
         """Begin anew with a writer that was taken for dead."""
         # Its ring is read from the oldest record again, as after a start of the daemon.
         self._fleet.forget(str(path))
-        if self._rescue is not None:
-            self._rescue.forget(identity)
+        if self._leftovers is not None:
+            self._leftovers.forget(identity)
 
     def _detect_silence(self, path: Path, ring: _Followed) -> None:
-        """Notify the rescue when a writer that lives falls silent, and when it goes on."""
+        """Notify the writer of leftovers when a writer that lives falls silent, and when it goes on."""
         is_silent = self._fleet.state_of(str(path)) is RunState.STALE
-        if is_silent != ring.is_silent and self._rescue is not None:
+        if is_silent != ring.is_silent and self._leftovers is not None:
             if is_silent:
-                self._rescue.write(path, ring.reader.identity, RunState.STALE)
+                self._leftovers.write(path, ring.reader.identity, RunState.STALE)
             else:
-                self._rescue.forget(ring.reader.identity)
+                self._leftovers.forget(ring.reader.identity)
         ring.is_silent = is_silent
 
     def _end_of(self, ring: _Followed) -> float:
@@ -324,7 +324,7 @@ class RingWatcher:
         self._problems = current
 
 
-class Rescue:
+class LeftoverWriter:
     """Writes reports in the place of processes that cannot.
 
     Args:
@@ -342,9 +342,9 @@ class Rescue:
         self._settings = settings
 
     def write(self, path: Path, identity: RunIdentity, state: RunState) -> None:
-        """Write the report of a writer that is gone and has not said why, or that is silent. Never raises."""
+        """Write the report of a writer that is gone and has not reported why, or that is silent. Never raises."""
         try:
-            salvage(path, identity, state, self._settings)
+            save_leftovers(path, identity, state, self._settings)
         except Exception as error:  # noqa: BLE001 - a boundary, see below
             # The bytes of a ring are another process's, of any release, torn where it was killed:
             # no list of errors is complete, and one run must not end the page of all others.
@@ -353,7 +353,7 @@ class Rescue:
             logger.warning(text, identity.run, state.value, error)
 
     def forget(self, identity: RunIdentity) -> None:
-        """Remove the report of a writer that has ended a step after all, or has said that it ends."""
+        """Remove the report of a writer that has ended a step after all, or has reported that it ends."""
         try:
             forget_silence(identity, self._settings)
         except OSError as error:

@@ -188,14 +188,14 @@ class Fleet:
             for run, members in groupby(self.ranks(), key=lambda rank: rank.run):
                 ranks = list(members)
                 world_size = max(rank.identity.world_size for rank in ranks)
-                verdict = judge([rank.standing for rank in ranks], world_size, now)
+                verdict = judge([rank.judged_rank for rank in ranks], world_size, now)
                 for rank in ranks:
                     rank.verdict = verdict.by_rank[rank.identity.rank]
                 verdicts[run] = ranks, verdict
             return verdicts
 
     def exported(self) -> list[RankView]:
-        """Return the ranks that are exported, by run and rank, judged, with a speaker for each module.
+        """Return the ranks that are exported, by run and rank, judged, with a rank that exports each module.
 
         Cost:
             Some 30 us a rank of 100 modules.
@@ -265,7 +265,7 @@ def share_modules(ranks: Iterable[RankView], which: str) -> None:
     """
     # ``groupby`` needs equal runs side by side, which the order of the ranks gives it.
     for _, job in groupby(ranks, key=lambda rank: rank.run):
-        speakers: dict[str, Modules] = {}
+        exporters: dict[str, Modules] = {}
         own: defaultdict[Modules, set[str]] = defaultdict(set)
         so_far: list[Modules] = []
         for rank in job:
@@ -277,14 +277,14 @@ def share_modules(ranks: Iterable[RankView], which: str) -> None:
                 modules.spoken_for = frozenset(modules.tracked)
             else:
                 tracked = frozenset(modules.tracked)
-                for name in tracked.difference(speakers):
-                    speakers[name] = _first_of(so_far, name)
-                    own[speakers[name]].add(name)
-                # Where a module has had a trouble that its speaker has not.
+                for name in tracked.difference(exporters):
+                    exporters[name] = _first_of(so_far, name)
+                    own[exporters[name]].add(name)
+                # Where a module has had a trouble that the exporting rank has not.
                 alone = [
                     name
                     for name, troubles in modules.troubles.items()
-                    if troubles - speakers[name].troubles.get(name, set())
+                    if troubles - exporters[name].troubles.get(name, set())
                 ]
                 modules.spoken_for = tracked.difference(own[modules], alone)
 

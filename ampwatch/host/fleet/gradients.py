@@ -1,4 +1,4 @@
-"""The course of the gradients of a run, as they are without the loss scale."""
+"""The history of the gradients of a run, as they are without the loss scale."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ampwatch.host.fleet.course import Course
+from ampwatch.host.fleet.span_history import SpanHistory
 from ampwatch.numerics.exponents import nearest_exponent
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class GradientColumn:
         self.histogram = self.histogram.merge(newer.histogram)
 
 
-class GradientHistory(Course[GradientColumn]):
+class GradientHistory(SpanHistory[GradientColumn]):
     """The columns of one rank, thinned as the run grows.
 
     Cost:

@@ -1,6 +1,6 @@
 """The iterations of a run since its beginning, in bounded memory.
 
-A bucket is a span of the course (``course.py``): no dip of the scale and no slow step is
+A bucket is a span of the history (``span_history.py``): no dip of the scale and no slow step is
 smoothed away in it.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from operator import add
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.host.fleet.course import Course, CoursePosition
+from ampwatch.host.fleet.span_history import HistoryPosition, SpanHistory
 from ampwatch.report.verdict import RECENT_STEPS
 from ampwatch.wire.records import NO_PHASES, SKIP_CLASSES, SkipClass
 
@@ -168,7 +168,7 @@ def _added(one: Phases, other: Phases) -> Phases:
 class Cursor(NamedTuple):
     """The part of a history that somebody has seen."""
 
-    place: CoursePosition
+    place: HistoryPosition
     num_skips: int
 
 
@@ -213,7 +213,7 @@ class History:
         recent_steps: int = RECENT_STEPS,
     ) -> None:
         self.skips: deque[SkipEvent] = deque(maxlen=max_skips)
-        self._course = Course[Bucket](max_buckets)
+        self._spans = SpanHistory[Bucket](max_buckets)
         self._num_skips = 0
         self._num_recent = recent_steps
         self._recent_from = self._recent_steps = 0
@@ -222,13 +222,13 @@ class History:
     @property
     def buckets(self) -> list[Bucket]:
         """The buckets in order; the last one is still growing."""
-        return self._course.spans
+        return self._spans.spans
 
     def add(self, record: StepRecord) -> None:
         """Append the iteration of ``record``."""
-        stride, bucket = self._course.stride, Bucket.of(record)
-        self._course.add(bucket)
-        self._count_recent([bucket] if stride == self._course.stride else None)
+        stride, bucket = self._spans.stride, Bucket.of(record)
+        self._spans.add(bucket)
+        self._count_recent([bucket] if stride == self._spans.stride else None)
         if record.skip_class is not SkipClass.NONE:
             self._num_skips += 1
             event = SkipEvent(record.step, record.time_ns, record.skip_class, record.loss_scale)
@@ -237,7 +237,7 @@ class History:
     def put_device(self, record: DevicePhasesRecord) -> None:
         """Take in an iteration as its device has timed it, with the newest iteration.
 
-        Those who have seen the buckets before are told of it with the next iteration: all of them but
+        Those who have seen the buckets before are notified of it with the next iteration: all of them but
         the last one stay as they were.
         """
         if self.buckets and any(record.phases):
@@ -286,7 +286,7 @@ class History:
         Returns:
             The live buckets, not copies: read them before the next ``add``.
         """
-        news = self._course.since(cursor and cursor.place)
+        news = self._spans.since(cursor and cursor.place)
         # Skips are counted by themselves: the deque forgets old ones, the buckets never do.
         seen = 0 if cursor is None or news.everything else cursor.num_skips
         # Never more than are still there: a reader that was away for long misses the older ones.

@@ -1,6 +1,6 @@
-"""The trouble of every module over the course of a run: one byte for each kind of it.
+"""The trouble of every module over the history of a run: one byte for each kind of it.
 
-A sample is a column. Where there are too many columns, neighbours are merged (``course.py``), and
+A sample is a column. Where there are too many columns, neighbours are merged (``span_history.py``), and
 of each kind the worst stays. A byte that is 0 was not measured; of two bytes the larger one is
 worse, so that merging is the maximum of both.
 """
@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.gradients.lost_gradients import GRADIENTS
-from ampwatch.host.fleet.course import Course
+from ampwatch.host.fleet.span_history import SpanHistory
 from ampwatch.host.fleet.trouble import NOTABLE_CLOSE, NOTABLE_MISSED, REASONS, nonfinite
 from ampwatch.wire.records import SkipClass, Topic
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ampwatch.wire.records import RangeRecord, StepRecord
 
 MAX_COLUMNS = 96
-"""Columns kept per rank: as many as can be told apart on a page."""
+"""Columns kept per rank: as many as can be distinguished on a page."""
 
 MAX_MAPPED = 2048
 """Modules that are mapped per rank; of more, those that come later are counted."""
@@ -55,7 +55,7 @@ MAX_SOUGHT = 256
 """Newest of these skips that are remembered: a sample is read some steps after its step at most."""
 
 MAP_REASONS = ("nonfinite", "nonfinite_gradient", *REASONS[1:])
-"""Reasons that are told apart, the worst first. Gradients are apart from all else that is not
+"""Reasons that are distinguished, the worst first. Gradients are apart from all else that is not
 finite: one output that overflows makes every gradient before it NaN."""
 
 _MEASURED_BY = {
@@ -107,7 +107,7 @@ class MapColumn:
         self.planes = tuple(map(_larger, self.planes, newer.planes))
 
 
-class ModuleMap(Course[MapColumn]):
+class ModuleMap(SpanHistory[MapColumn]):
     """The map of one rank.
 
     Attributes:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PHASE_BOUNDS = (0.001, 0.004, 0.016, 0.064, 0.25, 1.0, 4.0, 16.0, 64.0)
 """Upper bounds for phases: four times the one before. A rank has a histogram for each phase. Unit: s."""
 
-KEPT = 1024
+MAX_STEPS = 1024
 """Newest steps that are kept to be compared with those of other ranks. Of steps of less than a
 millisecond some go by between two passes of the daemon: enough are left."""
 
@@ -68,7 +68,7 @@ class PhaseTimes:
         self._newest_records.append(record)
         self._steps[record.step] = StepPhases(record.phases, record.cpu_ns, record.run_delay_ns)
         self._order.append(record.step)
-        if len(self._order) > KEPT:
+        if len(self._order) > MAX_STEPS:
             self._steps.pop(self._order.popleft(), None)
         self._count(record.phases, record.time_ns, HOST)
 
@@ -77,7 +77,7 @@ class PhaseTimes:
         self.on_device = record
         self._newest_timed.append(record)
         self._device_steps[record.step] = record.phases
-        if len(self._device_steps) > KEPT // 4:
+        if len(self._device_steps) > MAX_STEPS // 4:
             del self._device_steps[next(iter(self._device_steps))]
         self._count(record.phases, record.time_ns, DEVICE)
 

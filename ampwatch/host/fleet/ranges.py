@@ -60,8 +60,8 @@ class Ranges:
     Attributes:
         autocast: The format of autocast, float16 or bfloat16; ``None`` when neither was seen.
         modules: The newest ranges of each module.
-        map: The trouble of each module over the course of the run.
-        gradients: The course of the gradients of all modules, without the loss scale.
+        map: The trouble of each module over the history of the run.
+        gradients: The history of the gradients of all modules, without the loss scale.
         blocked: The newest gradients whose blocks were measured, by module.
         magnitude: Their finite magnitudes above zero, without the loss scale, since
             ``counted_from_ns``; there is no sum.

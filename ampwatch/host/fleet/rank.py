@@ -16,7 +16,7 @@ from ampwatch.host.fleet.step_outcomes import StepOutcomes
 from ampwatch.host.fleet.tensor_views import TensorViews
 from ampwatch.host.fleet.watching import WatchingCost
 from ampwatch.report.op_shares import Precision
-from ampwatch.report.verdict import Standing, Verdict
+from ampwatch.report.verdict import JudgedRank, Verdict
 from ampwatch.state.rank import RankState
 from ampwatch.state.text import encodable
 from ampwatch.wire.blackbox.box import DIED
@@ -53,7 +53,7 @@ USUAL_STEPS = 32
 STALE_STEPS = 10
 """Usual steps of a rank after which it may be stale if it is silent."""
 
-FIRST_LOOK_SECONDS = 10.0
+FIRST_READ_SECONDS = 10.0
 """Steps that ended longer ago than this when the view was made are not in the histogram.
 A daemon that was restarted finds thousands of steps in the ring that its predecessor has
 counted, and to Prometheus all that it counts in its first pass happened just then. Long
@@ -61,7 +61,7 @@ enough for the steps in which the run's own daemon starts. Unit: s."""
 
 
 MAX_BUDGETS = 8
-"""Error budgets that are kept, each of other formats: columns of a map that are still told apart."""
+"""Error budgets that are kept, each of other formats: columns of a map that are still distinguished."""
 
 CHECKSUM_SECONDS = 240.0
 """Time for which a checksum is exported at least: several scrapes of every host. Unit: s."""
@@ -80,9 +80,9 @@ class RankView(RankState):
         run: Label of the run: its name, unless the fleet has two runs of that name.
         checksum: A check of the weights that is not old, and the same one on each rank.
         plan: The newest precision plan, by module.
-        durations: Durations of the steps since ``FIRST_LOOK_SECONDS`` before the view was made.
+        durations: Durations of the steps since ``FIRST_READ_SECONDS`` before the view was made.
             Unit: s.
-        history: The course of the run.
+        history: The history of the run.
         ranges: The ranges of the sampled tensors.
         precision: The dtypes and the units that computed.
         phase_times: Where the time of its steps goes.
@@ -125,7 +125,7 @@ class RankView(RankState):
         self.verdict: Verdict | None = None
         self.roots: set[tuple[str, ...]] = set()
         self._clock = clock
-        self._counted_from_ns = int((clock() - FIRST_LOOK_SECONDS) * 1e9)
+        self._counted_from_ns = int((clock() - FIRST_READ_SECONDS) * 1e9)
         self.ranges = Ranges(settings, self._counted_from_ns)
         self.precision = Precision()
         self.phase_times = PhaseTimes(self._counted_from_ns)
@@ -161,9 +161,9 @@ class RankView(RankState):
             budget[encodable(record.module)] = record
 
     @property
-    def standing(self) -> Standing:
+    def judged_rank(self) -> JudgedRank:
         """What a verdict on this rank rests on, right now."""
-        return Standing(
+        return JudgedRank(
             rank=self.identity.rank,
             state=self.state,
             reason=self.end_reason,
@@ -213,13 +213,13 @@ class RankView(RankState):
 
     @property
     def ended(self) -> bool:
-        """The run has said so, or its process is gone."""
+        """The run has reported so, or its process is gone."""
         return self.end is not None or not self._alive
 
     @property
     def state(self) -> RunState:
         """The state of the rank right now."""
-        # Its own word first: a process that has said how it ended is gone soon after.
+        # Its own word first: a process that has reported how it ended is gone soon after.
         if self.end is not None:
             finished = self.end.state is RunState.FINISHED
             return RunState.FINISHED if finished else RunState.FAILED

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from ampwatch.wire.records import OptimizerRecord, StepRecord
 
-KEPT = 4096
+MAX_STEPS = 4096
 """Newest steps of a rank that are kept: between two passes of the daemon there are fewer. The first
 step that ranks disagree on is the only one that they can be compared at."""
 
@@ -58,7 +58,7 @@ class StepOutcomes:
             self._by_step[record.step] = StepOutcome(before, skipped, record.time_ns)
             self._order.append(record.step)
             self._state = record.loss_scale, record.growth_tracker
-            if len(self._order) > KEPT:
+            if len(self._order) > MAX_STEPS:
                 gone = self._order.popleft()
                 self._by_step.pop(gone, None)
                 self._skipping.pop(gone, None)

@@ -73,7 +73,7 @@ class GpuCollector:
         self._opens_at: float | None = clock()
         self._reopen_wait = REOPEN_SECONDS[0]
         self._read_at = clock()
-        self._said = ""
+        self._logged = ""
         self._gone: dict[str, Reason] = {}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ampwatch-gpu", daemon=True)
@@ -160,7 +160,7 @@ class GpuCollector:
 
     def _report(self, found: Pass, gone: dict[str, Reason]) -> None:
         """Log what has changed since the pass before."""
-        if found.text != self._said:
+        if found.text != self._logged:
             level = logging.INFO if found.host in NOTHING_WRONG else logging.WARNING
             logger.log(level, "NVML: %s", found.text)
         for uuid, reason in gone.items():
@@ -168,7 +168,7 @@ class GpuCollector:
                 logger.warning("%s: %s", uuid, reason.text)
         for uuid in self._gone.keys() - gone.keys():
             logger.info("%s is back", uuid)
-        self._said, self._gone = found.text, gone
+        self._logged, self._gone = found.text, gone
 
 
 def gpu_collector(

@@ -67,7 +67,7 @@ class Nvml:
         module: The module pynvml, initialised.
 
     Attributes:
-        is_lost: NVML has said that it is not initialised: it was shut down by somebody
+        is_lost: NVML has reported that it is not initialised: it was shut down by somebody
             else in this process, or the driver was taken away.
     """
 

@@ -31,7 +31,9 @@ PROFILER_PARTS: dict[str, Callable[[WindowRecord], int]] = {
 reading the events. Each with its time. Unit: ns."""
 
 _BY_BITS = [fmt.name for fmt in sorted(OF_TRAINING, key=lambda fmt: fmt.bits)]
-_BORN_AT_0 = [((unit, dtype), 0.0) for unit in KERNEL_UNITS[:3] for dtype in (*_BY_BITS, NO_DTYPE)]
+_STARTS_AT_0 = [
+    ((unit, dtype), 0.0) for unit in KERNEL_UNITS[:3] for dtype in (*_BY_BITS, NO_DTYPE)
+]
 """Pairs of unit and dtype that are 0 on a GPU before they are seen: all matmuls there usually are."""
 
 
@@ -39,9 +41,9 @@ def _kernel_seconds(known: tuple[WindowRecord | None, bool]) -> Table:
     window, is_on_gpu = known
     totals = () if window is None else window.totals
     # On a CPU these zeros would say that tensor cores could have been used.
-    born = _BORN_AT_0 if is_on_gpu else []
+    zeros = _STARTS_AT_0 if is_on_gpu else []
     return summed(
-        born
+        zeros
         + [((t.unit, dtype_label(t.dtype)), t.nanoseconds / 1e9) for t in totals if t.unit != CPU]
     )
 

@@ -63,7 +63,7 @@ _LEVELS = {
 }
 
 
-class _Course(NamedTuple):
+class _SeriesHistory(NamedTuple):
     """What is remembered of a series that only grows.
 
     Attributes:
@@ -102,7 +102,7 @@ class Snapshots:
         self._resource = resource
         self._clock_ns = clock_ns
         self._scope = InstrumentationScope("ampwatch", __version__)
-        self._courses: dict[Series, _Course] = {}
+        self._histories: dict[Series, _SeriesHistory] = {}
 
     def take(self) -> MetricsData:
         """Return all metrics that have samples, all of one instant."""
@@ -112,14 +112,14 @@ class Snapshots:
             began = {values: rank.identity.started_ns for values, rank in state.ranks}
             found = [(metric, list(metric.reader.samples(state))) for metric in CATALOG]
         # Points are made without the lock: they take ten times as long as the samples.
-        courses: dict[Series, _Course] = {}
+        histories: dict[Series, _SeriesHistory] = {}
         metrics = [
-            self._converted(metric, samples, now_ns, began, courses)
+            self._converted(metric, samples, now_ns, began, histories)
             for metric, samples in found
             if samples
         ]
         # Series that are gone are forgotten: one of that name that comes later begins anew.
-        self._courses = courses
+        self._histories = histories
         scope = ScopeMetrics(self._scope, metrics, "")
         return MetricsData([ResourceMetrics(self._resource, [scope], "")])
 
@@ -129,7 +129,7 @@ class Snapshots:
         samples: list[tuple[Labels, Any]],
         now_ns: int,
         began: Mapping[Labels, int],
-        courses: dict[Series, _Course],
+        histories: dict[Series, _SeriesHistory],
     ) -> OtlpMetric:
         data: Gauge | Sum | Histogram
         if metric.type == "gauge":
@@ -146,7 +146,7 @@ class Snapshots:
                 number = value.value if isinstance(value, Exemplified) else value
                 # Totals of a rank are kept by the training process, since it began.
                 begin_ns = began.get(labels[:2]) if metric.labels[:2] == _RANK else None
-                start_ns = self._start((metric.name, labels), number, begin_ns, now_ns, courses)
+                start_ns = self._start((metric.name, labels), number, begin_ns, now_ns, histories)
                 points.append(_number(metric, labels, value, start_ns, now_ns))
             data = Sum(points, CUMULATIVE, is_monotonic=True)
         else:
@@ -154,7 +154,7 @@ class Snapshots:
             for labels, value in samples:
                 count = value.buckets[-1][1]
                 # A histogram is kept by this daemon, since it has known the rank.
-                start_ns = self._start((metric.name, labels), count, None, now_ns, courses)
+                start_ns = self._start((metric.name, labels), count, None, now_ns, histories)
                 distributions.append(_distribution(metric, labels, value, start_ns, now_ns))
             data = Histogram(distributions, CUMULATIVE)
         return OtlpMetric(metric.name, metric.help, UNITS.get(metric.unit, ""), data)
@@ -165,7 +165,7 @@ class Snapshots:
         value: float,
         begin_ns: int | None,
         now_ns: int,
-        courses: dict[Series, _Course],
+        histories: dict[Series, _SeriesHistory],
     ) -> int:
         """Return the time since which a series has grown from zero, and remember it.
 
@@ -175,9 +175,9 @@ class Snapshots:
             begin_ns: The time, where it is known. Without it the first point says that it is not,
                 by a start that is its own time, as the data model has it.
             now_ns: The time now.
-            courses: Where it is remembered.
+            histories: Where it is remembered.
         """
-        before = self._courses.get(series)
+        before = self._histories.get(series)
         if before is None:
             start_ns = now_ns if begin_ns is None else begin_ns
         elif value < before.value:
@@ -187,7 +187,7 @@ class Snapshots:
             start_ns = before.start_ns
         # A start in the future is refused: the clock of the training may have been set back.
         start_ns = min(start_ns, now_ns)
-        courses[series] = _Course(start_ns, value, now_ns)
+        histories[series] = _SeriesHistory(start_ns, value, now_ns)
         return start_ns
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ampwatch.host.metrics.scopes import Table
     from ampwatch.wire.records import CastTotal, CensusRecord, FallbackTotal, OpTotal
 
-_BORN_AT_0 = [fmt.name for fmt in OF_TRAINING]
+_STARTS_AT_0 = [fmt.name for fmt in OF_TRAINING]
 """Dtypes whose FLOPs are 0 before they are seen, so that the first are an increase."""
 
 
@@ -34,13 +34,13 @@ def _ops(read: Callable[[OpTotal], int]) -> Reader:
 
 
 def _flops(read: Callable[[OpTotal], int]) -> Reader:
-    """Return the reader of FLOPs by dtype, those of the usual dtypes born at 0."""
+    """Return the reader of FLOPs by dtype, those of the usual dtypes starting at 0."""
 
     def by_dtype(census: CensusRecord | None) -> Table:
         found = () if census is None else census.ops
-        born = [((dtype,), 0) for dtype in _BORN_AT_0]
+        zeros = [((dtype,), 0) for dtype in _STARTS_AT_0]
         return summed(
-            born + [((dtype_label(t.dtype),), read(t)) for t in found if t.kind.has_flops]
+            zeros + [((dtype_label(t.dtype),), read(t)) for t in found if t.kind.has_flops]
         )
 
     return CENSUS.or_none.by("dtype", read=by_dtype)
@@ -59,12 +59,12 @@ def _casts(read: Callable[[CastTotal], int]) -> Reader:
 
 
 def _fallbacks(read: Callable[[FallbackTotal], int]) -> Reader:
-    """Return the reader of fallbacks to float32, every reason born at 0."""
+    """Return the reader of fallbacks to float32, every reason starting at 0."""
 
     def by_reason(census: CensusRecord | None) -> Table:
         found = () if census is None else census.fallbacks
-        born = [((reason.label,), 0) for reason in Fallback if reason is not Fallback.NONE]
-        return summed(born + [((total.reason.label,), read(total)) for total in found])
+        zeros = [((reason.label,), 0) for reason in Fallback if reason is not Fallback.NONE]
+        return summed(zeros + [((total.reason.label,), read(total)) for total in found])
 
     return CENSUS.or_none.by("reason", read=by_reason)
 

@@ -164,7 +164,7 @@ def summed(samples: Iterable[tuple[tuple[str, ...], float]]) -> Table:
 
 
 def _optimizers(state: ScrapeState) -> Iterator[tuple[tuple[str, ...], OptimizerRecord]]:
-    """Yield the optimizers; before one was seen the first, so that its counters are born at 0."""
+    """Yield the optimizers; before one was seen the first, so that its counters start at 0."""
     for values, rank in state.ranks:
         known = rank.optimizers or {0: _UNUSED_OPTIMIZER}
         # In a ring an index is any number; the view has taken those beyond the limit together.

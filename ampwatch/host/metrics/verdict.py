@@ -38,10 +38,10 @@ OTHER = "other"
 
 
 def _root(rank: RankView) -> Table:
-    story = None if rank.verdict is None else rank.verdict.root
-    if story is None:
+    incident = None if rank.verdict is None else rank.verdict.root
+    if incident is None:
         return
-    finding = story.finding
+    finding = incident.finding
     where = finding.kind, place(finding), finding.op, str(finding.first_step)
     if where not in rank.roots:
         if len(rank.roots) >= MAX_ROOTS:
@@ -51,7 +51,7 @@ def _root(rank: RankView) -> Table:
     kind, *rest = (encodable(text)[:MAX_TEXT] for text in where)
     # That of a place that is not named may be another one each time, too.
     remedy = "" if OTHER in where else first_remedy(finding, MAX_REMEDY)
-    yield (kind, story.severity.value, *rest, encodable(remedy)), 1
+    yield (kind, incident.severity.value, *rest, encodable(remedy)), 1
 
 
 def _failure(rank: RankView) -> Table:
@@ -97,7 +97,7 @@ def _by_sort(read: Callable[[SortTotals], float]) -> Reader:
 
 def _steps(sums: FindingSums) -> Table:
     steps, newest = sums.steps_by_kind, sums.newest_by_kind
-    # The known kinds are born at 0, so that the first is an increase; a writer of another release
+    # The known kinds start at 0, so that the first is an increase; a writer of another release
     # may have further ones.
     for kind in dict.fromkeys((*KINDS, *steps)):
         if kind not in newest:

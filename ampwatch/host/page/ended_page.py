@@ -1,6 +1,6 @@
 """The page of runs that have ended: the list, and two of them side by side. Without a script.
 
-What runs have said of themselves is text here, escaped where it is put in (``markup.py``).
+What runs have recorded of themselves is text here, escaped where it is put in (``markup.py``).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from urllib.parse import quote
 from ampwatch.host.page.reading import ENDED, framed
 from ampwatch.report import accounts
 from ampwatch.report.html_report import when
+from ampwatch.report.judged_boxes import judge_boxes, state_of
 from ampwatch.report.markup import Markup, element, joined
-from ampwatch.report.report import speaker_of
+from ampwatch.report.report import shown_box
 from ampwatch.report.run_list import row_of
-from ampwatch.report.standing import judge_boxes, state_of
 from ampwatch.report.words import memory, number, percent, plural, quantity, scale, step_time
 from ampwatch.report.words import time_span as span
 from ampwatch.state.facts import FACTS
@@ -153,8 +153,10 @@ def _row(row: RunRow, picked: Sequence[str]) -> Markup:
         _level(row.level, row.state),
         row.cause if row.has_ended else f"{row.cause}. It has not said how it ended.",
     )
-    said = [element("td", cell, data_head=head) for head, cell in zip(HEADS, cells, strict=True)]
-    return element("tr", element("td", box), *said)
+    shown_cells = [
+        element("td", cell, data_head=head) for head, cell in zip(HEADS, cells, strict=True)
+    ]
+    return element("tr", element("td", box), *shown_cells)
 
 
 def _report(row: RunRow) -> str:
@@ -169,7 +171,7 @@ def _comparison(first: Sequence[Box], second: Sequence[Box]) -> Markup:
     jobs = (first, second)
     rows = [row_of(job) for job in jobs]
     verdicts = [judge_boxes(job) for job in jobs]
-    speakers = [speaker_of(job, verdict) for job, verdict in zip(jobs, verdicts, strict=True)]
+    shown_boxes = [shown_box(job, verdict) for job, verdict in zip(jobs, verdicts, strict=True)]
     heads = [
         element(
             "th",
@@ -177,7 +179,7 @@ def _comparison(first: Sequence[Box], second: Sequence[Box]) -> Markup:
             f", {when(row.started_ns)}, rank {box.identity.rank}",
             scope="col",
         )
-        for row, box in zip(rows, speakers, strict=True)
+        for row, box in zip(rows, shown_boxes, strict=True)
     ]
     general: dict[str, Sequence[str]] = {
         "state": [_level(row.level, row.state) for row in rows],
@@ -185,7 +187,7 @@ def _comparison(first: Sequence[Box], second: Sequence[Box]) -> Markup:
         "ran": [span(row.seconds) for row in rows],
         "ranks": [number(row.ranks) for row in rows],
     }
-    states = [state_of(box) for box in speakers]
+    states = [state_of(box) for box in shown_boxes]
     figures = {
         key.removeprefix("amp/").replace("_", " "): [
             _written(fact, fact.read(state)) for state in states
@@ -197,16 +199,16 @@ def _comparison(first: Sequence[Box], second: Sequence[Box]) -> Markup:
         {
             f"{member.finding.kind} in {accounts.place(member.finding)}": f"{member.severity.value}, since step"
             f" {member.first_step}, in {plural(member.finding.count, 'step')}{_on(member.ranks, len(job))}"
-            for story in verdict.stories
-            for member in story.members
+            for incident in verdict.incidents
+            for member in incident.members
         }
         for job, verdict in zip(jobs, verdicts, strict=True)
     ]
-    set_up = [{**box.facts, **box.settings} for box in speakers]
-    names = dict.fromkeys(name for told in set_up for name in told)
-    other = {name: [str(told.get(name, UNKNOWN)) for told in set_up] for name in names}
-    keys = dict.fromkeys(key for told in found for key in told)
-    findings = {key: [told.get(key, "not found") for told in found] for key in keys}
+    set_up = [{**box.facts, **box.settings} for box in shown_boxes]
+    names = dict.fromkeys(name for one in set_up for name in one)
+    other = {name: [str(one.get(name, UNKNOWN)) for one in set_up] for name in names}
+    keys = dict.fromkeys(key for one in found for key in one)
+    findings = {key: [one.get(key, "not found") for one in found] for key in keys}
     table = element(
         "table",
         element("thead", element("tr", element("td"), *heads)),

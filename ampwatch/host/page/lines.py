@@ -43,7 +43,7 @@ def of_run(ranks: Sequence[RankView], verdict: RunVerdict, now: float) -> State:
     return {
         **words_of(verdict),
         "headline": asdict(headline(verdict, now)),
-        "speaker": verdict.speaker,
+        "speaker": verdict.shown_rank,
         "counts": counts,
         "worst": worst,
         "users": sorted({rank.user for rank in ranks}),
@@ -61,8 +61,8 @@ def there(lines: State, shown: Shown) -> Shown:
         return Shown()
     worst = min(runs, key=lambda run: (runs[run]["badness"], -_began(runs[run])))
     run = worst if shown.run is None or shown.run not in runs else shown.run
-    ranks, speaker = runs[run]["ranks"], str(runs[run]["speaker"])
-    rank = speaker if shown.rank is None or shown.rank not in ranks else shown.rank
+    ranks, shown_rank = runs[run]["ranks"], str(runs[run]["speaker"])
+    rank = shown_rank if shown.rank is None or shown.rank not in ranks else shown.rank
     other, index = shown.beside or ("", "")
     is_there = other in runs and index in runs[other]["ranks"]
     return Shown(run, rank, (other, index) if is_there else None)
@@ -130,9 +130,9 @@ def counted(verdict: RunVerdict) -> tuple[str, str]:
         parts.append(f"{number(len(members))} {level.value}{noted}")
     worst = ""
     if len(groups) > 1:
-        said = verdict.by_rank[verdict.speaker]
-        verb = "has" if said.level is Level.FAILED else "is"
-        worst = f"rank {verdict.speaker} {verb} {said.level.value}: {said.sentence}"
+        judged = verdict.by_rank[verdict.shown_rank]
+        verb = "has" if judged.level is Level.FAILED else "is"
+        worst = f"rank {verdict.shown_rank} {verb} {judged.level.value}: {judged.sentence}"
     return ", ".join(parts), worst
 
 

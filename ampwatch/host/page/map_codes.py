@@ -22,7 +22,7 @@ class CellReason(NamedTuple):
 
     Attributes:
         key: One of ``MAP_REASONS``, or another name for what is no trouble.
-        sign: What stands for it beside a name, so that nothing is said by colour alone.
+        sign: What stands for it beside a name, so that nothing is reported by colour alone.
         word: The trouble in a word or two, as the table of modules has it.
         meaning: The trouble in half a sentence.
         severity: How bad it is where it stands in a table, as findings have it; empty for what is no trouble.

@@ -1,6 +1,6 @@
 """The map of a model for the page: modules down, samples across, the worst trouble in each cell.
 
-A cell is a letter, one of ``CODES``; what it means in words is said here, once, and the page draws
+A cell is a letter, one of ``CODES``; what it means in words is defined here, once, and the page draws
 it. It is asked for by itself (``/map.json``), for one rank at a time and only while it is looked at:
 of 2000 modules it is larger than all else that a page is sent. No torch, no network.
 """
@@ -24,7 +24,7 @@ from ampwatch.host.page.map_codes import (
     NONFINITE,
     TABLES,
 )
-from ampwatch.host.page.map_words import course_of, islands, sentence, told
+from ampwatch.host.page.map_words import history_of, in_words, islands, sentence
 from ampwatch.report.accounts import place
 from ampwatch.report.words import number
 from ampwatch.wire.blackbox.culprit import module_of
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from ampwatch.wire.records import BudgetRecord, CensusRecord, Finding, PlanRecord, Topic
 
 
-MAX_TOLD = 64
-"""Modules that are told in words, the worst ones."""
+MAX_IN_WORDS = 64
+"""Modules that are described in words, the worst ones."""
 
 MAX_KNOWN = 8
 """Ranks whose columns are kept ready: more are hardly looked at at a time."""
@@ -69,7 +69,7 @@ def known_map(rank: RankView) -> KnownMap:
     map_ = rank.ranges.map
     verdict = rank.verdict
     root = None if verdict is None else verdict.root
-    stories = () if verdict is None else verdict.stories
+    incidents = () if verdict is None else verdict.incidents
     return KnownMap(
         columns=[replace(span) for span in map_.spans],
         names=list(map_.dtypes),
@@ -79,7 +79,7 @@ def known_map(rank: RankView) -> KnownMap:
         autocast=rank.ranges.autocast,
         census=rank.precision.census,
         culprit=None if root is None else _culprit(root.finding),
-        roots=frozenset(module_of(story.finding.where) for story in stories),
+        roots=frozenset(module_of(incident.finding.where) for incident in incidents),
         plan=dict(rank.plan),
         budgets={key: dict(budget) for key, budget in rank.budgets.items()},
     )
@@ -130,16 +130,16 @@ class Maps:
         )
 
     def answer(self, run: str, rank: str, module: str | None = None) -> MapAnswer | None:
-        """Return the map of a rank as it is sent, or the course of a ``module`` of it; ``None`` if there is none.
+        """Return the map of a rank as it is sent, or the history of a ``module`` of it; ``None`` if there is none.
 
         The map is made once for all pages, until there is something new of the rank.
         """
-        view, known = self._look(run, rank)
+        view, known = self._known_map(run, rank)
         if view is None or known is None:
             return None
         if module is not None:
-            course = course_of(known, module)
-            return None if course is None else self._sent(course)
+            history = history_of(known, module)
+            return None if history is None else self._sent(history)
         before, answer = self._answers.get(view, (None, None))
         if answer is None or before != known:
             answer = self._sent(self._map(view, known))
@@ -162,7 +162,7 @@ class Maps:
             # Not measured, but at the root of it all: it has its row, without a sample.
             names = [*names, culprit["module"]]
         order = model_order(names, known.called)
-        rows = _told_apart(known, names, _rows(columns, len(names)))
+        rows = _mark_consequences(known, names, _rows(columns, len(names)))
         state: State = {
             "sentence": sentence(known, rows),
             "columns": [[column.first_step, column.last_step] for column in known.columns],
@@ -183,7 +183,7 @@ class Maps:
             )
         return state if culprit is None else {**state, "culprit": culprit}
 
-    def _look(self, run: str, rank: str) -> tuple[RankView | None, KnownMap | None]:
+    def _known_map(self, run: str, rank: str) -> tuple[RankView | None, KnownMap | None]:
         with self._fleet.lock:
             view = self._fleet.rank(run, rank)
             if view is not None and view.verdict is None:
@@ -220,8 +220,8 @@ def _rows(columns: Sequence[bytes], num_modules: int) -> list[bytes]:
     return [bytes(row) for row in zip(*(c.ljust(num_modules, b"\0") for c in columns), strict=True)]
 
 
-def _told_apart(known: KnownMap, names: Sequence[str], rows: Sequence[bytes]) -> list[bytes]:
-    """Return the rows with what only follows the culprit told apart from where trouble began.
+def _mark_consequences(known: KnownMap, names: Sequence[str], rows: Sequence[bytes]) -> list[bytes]:
+    """Return the rows with what only follows the culprit distinguished from where trouble began.
 
     A module follows from the culprit's step on, if the culprit is non-finite itself or was never
     measured, and no finding has its root in that module.
@@ -251,10 +251,10 @@ def _worst(
     notable.sort(key=lambda one: (names[one[1]] != culprit, -one[0], rows[one[1]].index(one[0])))
     return {
         "modules": [
-            [names[index], CODES[code].reason, next(told(known, index, CODES[code].reason))]
-            for code, index in notable[:MAX_TOLD]
+            [names[index], CODES[code].reason, next(in_words(known, index, CODES[code].reason))]
+            for code, index in notable[:MAX_IN_WORDS]
         ],
-        "more": max(0, len(notable) - MAX_TOLD),
+        "more": max(0, len(notable) - MAX_IN_WORDS),
     }
 
 

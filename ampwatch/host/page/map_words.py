@@ -1,4 +1,4 @@
-"""The map of a model in words: one module over the samples, and what is said beside the cells."""
+"""The map of a model in words: one module over the samples, and what is noted beside the cells."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 NOTHING_YET = "Nothing was measured yet: this shows, for each module and sample, which values leave its number format."
 
 
-def course_of(known: KnownMap, module: str) -> State | None:
-    """Return the course of one module; ``None`` if it was never measured."""
+def history_of(known: KnownMap, module: str) -> State | None:
+    """Return the history of one module; ``None`` if it was never measured."""
     if module not in known.names:
         return None
     index = known.names.index(module)
@@ -47,7 +47,7 @@ def course_of(known: KnownMap, module: str) -> State | None:
                 ("Gradients, times the loss scale", Topic.GRADIENT, GRADIENT_ENDS),
             )
         ],
-        "words": list(told(known, index)),
+        "words": list(in_words(known, index)),
     }
 
 
@@ -68,7 +68,7 @@ def sentence(known: KnownMap, rows: Sequence[bytes]) -> str:
     return "; ".join(parts)
 
 
-def told(known: KnownMap, index: int, only: str = "") -> Iterator[str]:
+def in_words(known: KnownMap, index: int, only: str = "") -> Iterator[str]:
     """Yield each trouble of a module in words, the worst first: how bad, and in which steps.
 
     Args:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 PHASES = tuple((phase.label, phase.words) for phase in StepPhase)
-"""Each phase by its label and in words, in the order of the rows of a course."""
+"""Each phase by its label and in words, in the order of the rows of a history."""
 
 MAX_AGE_SECONDS = 5.0
 """Age of a state up to which it is shown on a page, where making one takes long. Unit: s."""
@@ -146,7 +146,7 @@ class Feed:
             moment = self._moment
             is_shown = None if shown is None else there(moment.lines, shown)
             if (state := moment.states.get(is_shown)) is None:
-                state = moment.states[is_shown] = self._looked_at(moment, is_shown)
+                state = moment.states[is_shown] = self._whole_state(moment, is_shown)
             moment.seconds += time.thread_time() - before
             return state
 
@@ -162,9 +162,9 @@ class Feed:
     def _at(self, now: float) -> _Moment:
         runs = self._judged()
         with self._fleet.lock:
-            told = {run: in_lines(*judged, now) for run, judged in runs.items()}
+            run_states = {run: in_lines(*judged, now) for run, judged in runs.items()}
         self.step_aside()
-        return _Moment(now, runs, self._state(now, told))
+        return _Moment(now, runs, self._state(now, run_states))
 
     def _judged(self) -> dict[str, tuple[list[RankView], RunVerdict]]:
         with self._fleet.lock:
@@ -176,13 +176,13 @@ class Feed:
         self.step_aside()
         return runs
 
-    def _looked_at(self, moment: _Moment, shown: Shown | None) -> State:
+    def _whole_state(self, moment: _Moment, shown: Shown | None) -> State:
         """Return the state with everything about some ranks; of all if nobody says of which."""
         runs = dict(moment.lines["runs"])
-        looked_at = [(run, index) for run, of in runs.items() for index in of["ranks"]]
+        shown_ranks = [(run, index) for run, of in runs.items() for index in of["ranks"]]
         if shown is not None:
-            looked_at = [(r, i) for r, i in looked_at if (r, i) in (shown[:2], shown.beside)]
-        for run, index in looked_at:
+            shown_ranks = [(r, i) for r, i in shown_ranks if (r, i) in (shown[:2], shown.beside)]
+        for run, index in shown_ranks:
             whole = self._whole(moment, run, index)
             runs[run] = {**runs[run], "ranks": {**runs[run]["ranks"], index: whole}}
         return {**moment.lines, "runs": runs}
@@ -195,7 +195,7 @@ class Feed:
             moment.whole[run, index] = state
         return state
 
-    def _state(self, now: float, told: State) -> State:
+    def _state(self, now: float, run_states: State) -> State:
         with self._fleet.lock:
             gpus, problems = gpu_state(self._fleet), dict(self._fleet.problems)
         return {
@@ -210,16 +210,20 @@ class Feed:
             "formats": self._formats,
             "troubles": TROUBLES,
             "glossary": self._glossary,
-            "runs": {run: {**of, "links": self._links.of_run(run)} for run, of in told.items()},
+            "runs": {
+                run: {**of, "links": self._links.of_run(run)} for run, of in run_states.items()
+            },
             "gpus": gpus,
             "problems": problems,
             "lists_ended": self._lists_ended(),
         }
 
     def _rank(self, rank: RankView, of_run: RunVerdict, now: float) -> State:
-        stories = of_run.by_rank[rank.identity.rank].stories
+        incidents = of_run.by_rank[rank.identity.rank].incidents
         # Without the lock: files are read for them.
-        changes = [self._change_of(rank, m.finding) for story in stories for m in story.members]
+        changes = [
+            self._change_of(rank, m.finding) for incident in incidents for m in incident.members
+        ]
         # One rank at a time: of all together a scrape would have to wait for seconds.
         with self._fleet.lock:
             state = self._rank_now(rank, of_run, changes, now)
@@ -241,7 +245,7 @@ class Feed:
         self, rank: RankView, of_run: RunVerdict, changes: Sequence[Sequence[str]], now: float
     ) -> State:
         verdict = of_run.by_rank[rank.identity.rank]
-        members = [member for story in verdict.stories for member in story.members]
+        members = [member for incident in verdict.incidents for member in incident.members]
         return {
             **line_of(rank, of_run),
             **words_of(verdict),
@@ -257,7 +261,7 @@ class Feed:
                 m.finding.key: finding_row(m.finding, current=m.is_current, change=change)
                 for m, change in zip(members, changes, strict=True)
             },
-            "stories": [row for story in verdict.stories for row in order(story)],
+            "stories": [row for incident in verdict.incidents for row in order(incident)],
             "series": self._series_of(rank),
             "ranges": self._ranges.setdefault(rank, RangeState()).of(rank),
             "precision": self._precision.setdefault(rank, PrecisionState()).of(rank),
@@ -281,15 +285,15 @@ def phase_state(rank: RankView) -> State:
     ``line`` has the largest of them for a terminal. ``key`` has label, words, time and share of each
     phase that the newest steps had; it is empty where nothing is known.
     """
-    told = rank.phase_times.breakdown
-    if told is None:
+    breakdown = rank.phase_times.breakdown
+    if breakdown is None:
         return {"sentence": "", "line": "", "key": [], "notes": []}
     return {
-        "sentence": f"{step_time(told.seconds)} a step, {told.source}",
-        "line": told.line,
+        "sentence": f"{step_time(breakdown.seconds)} a step, {breakdown.source}",
+        "line": breakdown.line,
         "key": [
             [phase.label, phase.words, step_time(seconds), percent(share)]
-            for phase, seconds, share in told.shares
+            for phase, seconds, share in breakdown.shares
         ],
-        "notes": told.unseen,
+        "notes": breakdown.unseen,
     }

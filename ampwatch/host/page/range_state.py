@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     from ampwatch.host.fleet import RankView
-    from ampwatch.host.fleet.course import CoursePosition
     from ampwatch.host.fleet.gradients import GradientColumn
     from ampwatch.host.fleet.ranges import Ranges
+    from ampwatch.host.fleet.span_history import HistoryPosition
     from ampwatch.host.page.rows import State
     from ampwatch.numerics.formats import FloatFormat
-    from ampwatch.report.stories import Story
+    from ampwatch.report.incidents import Incident
     from ampwatch.wire.records import RangeRecord, Severity
 
 Row = list[Any]
@@ -134,7 +134,7 @@ class RangeState:
     """
 
     def __init__(self) -> None:
-        self._place: CoursePosition | None = None
+        self._place: HistoryPosition | None = None
         self._columns: dict[str, Row] = {}
         self._modules: dict[str, _Seen] = {}
 
@@ -170,7 +170,7 @@ class RangeState:
             self._columns = fresh if news.everything else {**self._columns, **fresh}
         return self._columns
 
-    def _modules_of(self, ranges: Ranges, root: Story | None) -> dict[str, Row]:
+    def _modules_of(self, ranges: Ranges, root: Incident | None) -> dict[str, Row]:
         culprit = ALL_MODULES if root is None else module_of(root.finding.where)
         by_name = ranges.modules.by_name
         if by_name and culprit != ALL_MODULES and culprit not in by_name:

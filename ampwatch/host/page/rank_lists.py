@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ampwatch.report.verdict import RunVerdict
 
 MAX_SPANS = 60
-"""Newest spans of steps of a rank's course: as many as a line has room for."""
+"""Newest spans of steps of a rank's history: as many as a line has room for."""
 
 GIB = 1 << 30
 
@@ -97,7 +97,7 @@ def _row(
         run=run,
         rank=rank.identity.rank,
         world_size=of_run.world_size,
-        is_speaker=of_run.speaker == rank.identity.rank,
+        is_shown=of_run.shown_rank == rank.identity.rank,
         level=verdict.level,
         state=rank.state.value,
         host=encodable(rank.identity.host),
@@ -110,7 +110,7 @@ def _row(
         loss=[span.loss_mean if span.num_losses else span.loss_last for span in spans],
         seconds=[_known(span.duration_mean) for span in spans],
         gpu=gpu,
-        stories=list(verdict.stories),
+        incidents=list(verdict.incidents),
         links=links,
     )
 

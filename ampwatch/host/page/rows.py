@@ -1,4 +1,4 @@
-"""Findings and the buckets of a course as the page has them: rows of JSON."""
+"""Findings and the buckets of a history as the page has them: rows of JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampwatch.host.fleet import Bucket
-    from ampwatch.report.stories import Story
+    from ampwatch.report.incidents import Incident
     from ampwatch.report.verdict import RunVerdict
     from ampwatch.wire.records import Finding
 
@@ -54,17 +54,17 @@ def found(verdict: RunVerdict) -> dict[str, list[int]]:
 
     It is the rank that speaks for the run, if that has it: an address need not name one.
     """
-    members = [member for story in verdict.stories for member in story.members]
-    speaker = verdict.speaker
+    members = [member for incident in verdict.incidents for member in incident.members]
+    shown_rank = verdict.shown_rank
     return {
-        m.finding.key: [speaker if speaker in m.ranks else min(m.ranks), len(m.ranks)]
+        m.finding.key: [shown_rank if shown_rank in m.ranks else min(m.ranks), len(m.ranks)]
         for m in members
     }
 
 
-def order(story: Story) -> list[list[str | int]]:
-    """Return the keys of a story's findings in reading order, each with how deep it stands."""
-    return [[member.finding.key, int(member is not story)] for member in story.members]
+def order(incident: Incident) -> list[list[str | int]]:
+    """Return the keys of an incident's findings in reading order, each with how deep it stands."""
+    return [[member.finding.key, int(member is not incident)] for member in incident.members]
 
 
 def finding_row(finding: Finding, *, current: bool, change: Sequence[str] = ()) -> State:

@@ -303,9 +303,9 @@ def _warnings(subject: _Subject) -> Iterator[str]:
     histogram, record = subject.histogram, subject.record
     finite = histogram.zeros + histogram.nonzero
     share = percent(record.flushed / finite) if record.flushed > 0 and finite else ""
-    told = []
+    notes = []
     if share and record.before is not None:
-        told.append(
+        notes.append(
             f"About {share} of the elements are zero now, flushed by the format: shown is what they were when"
             f" they were measured at step {number(record.before_step)}, before that."
         )
@@ -315,21 +315,21 @@ def _warnings(subject: _Subject) -> Iterator[str]:
             if subject.loss_scale is None
             else "raise the scale in the training"
         )
-        told.append(
+        notes.append(
             f"About {share} of the elements were zero before they were measured, flushed by the format: {more},"
             " and look again."
         )
     if subject.is_cut_above:
         parts = ((histogram.nans, "NaN"), (histogram.infs, "infinite"))
         those = " and ".join(f"{number(count)} {what}" for count, what in parts if count)
-        told.append(
+        notes.append(
             f"{those} elements: overflowed before it was measured, {subject.at(subject.measured_at)}."
         )
     if subject.whole == "what is left" and histogram.amax:
-        told.append("All this is about the elements that are left.")
-    if told:
+        notes.append("All this is about the elements that are left.")
+    if notes:
         yield "▲"
-        yield from told
+        yield from notes
 
 
 def _outcome(subject: _Subject, fmt: FloatFormat, exponent: int) -> str:

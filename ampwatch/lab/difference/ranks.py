@@ -171,8 +171,8 @@ def compare_runs(a: Mapping[int, Path], b: Mapping[int, Path]) -> RunsDifference
     if found is None:
         raise failed[0][1] if failed else _nothing_in_common(*runs)
     found.partings = _partings(runs)
-    said = [(max(pair.a, pair.b), pair.found.notes) for pair in found.pairs]
-    found.notes = [*_together(said), *_failed(failed), *runs[0].notes(), *runs[1].notes()]
+    noted = [(max(pair.a, pair.b), pair.found.notes) for pair in found.pairs]
+    found.notes = [*_together(noted), *_failed(failed), *runs[0].notes(), *runs[1].notes()]
     return found
 
 
@@ -217,7 +217,7 @@ class _Run:
         """Read the ranks that were held against nothing."""
         for rank in self.paths:
             if rank not in self._seen:
-                with suppress(DiffError):  # which is said where it is compared with another
+                with suppress(DiffError):  # which is reported where it is compared with another
                     self.read(rank)
 
     def names(self) -> set[str]:
@@ -302,14 +302,14 @@ def _partings(runs: Sequence[_Run]) -> list[Parting]:
     return [parting for parting in found if parting is not None]
 
 
-def _together(said: Sequence[tuple[int, list[str]]]) -> list[str]:
+def _together(noted: Sequence[tuple[int, list[str]]]) -> list[str]:
     """Return the sentences of several ranks: once what all say, and with its ranks what some do."""
     ranks: dict[str, list[int]] = {}
-    for rank, sentences in said:
+    for rank, sentences in noted:
         for sentence in dict.fromkeys(sentences):
             ranks.setdefault(sentence, []).append(rank)
     return [
-        sentence if len(who) == len(said) else f"{ranks_in_words(sorted(who))}: {sentence}"
+        sentence if len(who) == len(noted) else f"{ranks_in_words(sorted(who))}: {sentence}"
         for sentence, who in ranks.items()
     ]
 

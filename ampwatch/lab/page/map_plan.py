@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NONE, AS_IS = "none", "as is"
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-"""Formats of a plan that are told apart; a plan has nine to choose from, unless it was asked for others."""
+"""Formats of a plan that are distinguished; a plan has nine to choose from, unless it was asked for others."""
 
 
 def plan_of_map(plan: Mapping[str, PlanRecord], modules: Sequence[str]) -> State:

@@ -97,7 +97,7 @@ class LayerPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptModule:
     """A module that is no product, and what it has to stay in.
 
     Attributes:
@@ -150,7 +150,7 @@ class Plan:
     gpu: str = ""
     formats: tuple[str, ...] = ()
     layers: tuple[LayerPlan, ...] = ()
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[KeptModule, ...] = ()
     loss_scale: float = 1.0
     phases: tuple[PhaseSteps, ...] = ()
     notes: tuple[str, ...] = ()
@@ -269,7 +269,7 @@ def _rows(layers: Sequence[LayerPlan]) -> list[str]:
     return lines
 
 
-def _kept(kept: Sequence[Kept]) -> list[str]:
+def _kept(kept: Sequence[KeptModule]) -> list[str]:
     by_reason: dict[tuple[str, str, str], list[str]] = {}
     for module in kept:
         key = module.dtype, module.kind, module.why

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 MIN_MEASUREMENTS = 3
-"""Measurements in a row, of the operand that loses more, without which nothing is said."""
+"""Measurements in a row, of the operand that loses more, without which nothing is reported."""
 
 MARGIN_DB = 3.0
 """How far below its limit a product has to be: twice as far as a loss may be foretold wrong. Unit: dB."""

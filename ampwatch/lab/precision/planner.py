@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ampwatch.errors import SettingsError, did_you_mean
 from ampwatch.lab.precision import LIMIT_DB, MAX_FLUSHED
 from ampwatch.lab.precision.evidence import OPERANDS
-from ampwatch.lab.precision.plan import Kept, LayerPlan, PhaseSteps, Plan, ProductPlan
+from ampwatch.lab.precision.plan import KeptModule, LayerPlan, PhaseSteps, Plan, ProductPlan
 from ampwatch.lab.precision.products import HEADROOM, CastLoss, cast_loss, product_db
 from ampwatch.numerics.exponents import nearest_exponent
 from ampwatch.numerics.formats import FORMATS, FormatFamily
@@ -459,11 +459,11 @@ def _loss_scale(layers: Sequence[LayerRecord]) -> int:
     return highest
 
 
-def _kept(layers: Sequence[LayerRecord]) -> Iterable[Kept]:
+def _kept(layers: Sequence[LayerRecord]) -> Iterable[KeptModule]:
     for record in layers:
         for pattern, dtype, why in _KEPT:
             if not record.has_products and pattern.search(record.kind):
-                yield Kept(record.module, record.kind, dtype, why)
+                yield KeptModule(record.module, record.kind, dtype, why)
                 break
 
 

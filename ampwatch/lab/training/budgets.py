@@ -98,7 +98,7 @@ def budget_of(
     Cost: see ``ErrorLog``.
     """
     log = ErrorLog(asked.loss)
-    # Whoever asks for a budget has memory for it, or is told.
+    # Whoever asks for a budget has memory for it, or is informed.
     replay = Replay(call, prefix, sys.maxsize, beside=log, dtype=asked.dtype)
     try:
         # A forward that checkpointing repeats, whole: it is the ops of that one whose operands backward has.

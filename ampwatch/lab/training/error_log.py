@@ -82,7 +82,7 @@ class _Tally:
 
 
 class Target(NamedTuple):
-    """What births contribute to.
+    """What origins contribute to.
 
     Attributes:
         name: ``loss`` or ``output``.
@@ -100,15 +100,15 @@ class Target(NamedTuple):
 class ErrorLog:
     """Runs beside each op of a replay the same op in float64, twice, and adds up how they differ.
 
-    On the very inputs that it had: what differs is born in the op. And on exact inputs, of which
+    On the very inputs that it had: what differs originates in the op. And on exact inputs, of which
     autograd records a graph: what differs is its whole error, and the gradient of the exact loss to
-    its result, times what is born, is what that adds to the error of the loss, to first order.
+    its result, times what originates, is what that adds to the error of the loss, to first order.
 
     Args:
         loss: Returns the loss for what the model returns; ``None`` if the model does that itself.
 
     Attributes:
-        target: What births contribute to, once the model has returned.
+        target: What origins contribute to, once the model has returned.
         notes: Why ops were not measured, in words, by those words.
 
     Cost:
@@ -228,7 +228,7 @@ class ErrorLog:
                 if tally is not None and is_result:
                     tally.total, tally.exact = tally.total + total, tally.exact + whole
                     beside = born[place] if born is not None and place < len(born) else None
-                    came, size = came + self._note_birth(tally, now, truth, beside), size + whole
+                    came, size = came + self._note_origin(tally, now, truth, beside), size + whole
             self._values.put(tensor, truth, error)
         if tally is not None and not math.isnan(came):
             tally.amplifies(_relative(came, size), given)
@@ -242,10 +242,10 @@ class ErrorLog:
             error = _squares(_difference(tensor.detach().to(EXACT), exact.detach()))
             self._values.put(tensor, exact, _relative(error, _size(exact)))
 
-    def _note_birth(
+    def _note_origin(
         self, tally: _Tally, now: Tensor, truth: Tensor, beside: Tensor | None
     ) -> float:
-        """Add up what was born in a result; return the square of what came in with the inputs."""
+        """Add up what originated in a result; return the square of what came in with the inputs."""
         if beside is None:
             tally.is_born_known = False
             return math.nan
@@ -261,7 +261,7 @@ class ErrorLog:
         return came
 
     def _weigh(self, tally: _Tally, added: Tensor, gradient: Tensor) -> None:
-        """Take in the gradient of the target to a result: times what is born it is what that adds."""
+        """Take in the gradient of the target to a result: times what originates it is what that adds."""
         with self._apart():
             gradient = gradient.detach()
             # Where nothing depends on it an infinite error does no harm: of a masked score, say.
@@ -302,7 +302,7 @@ class ErrorLog:
         return output if self._loss is None else self._loss(output)
 
     def returned(self, output: Any) -> None:
-        """Weigh what is born by the gradient of the target: of the loss, or else of all of the output."""
+        """Weigh what originates by the gradient of the target: of the loss, or else of all of the output."""
         loss = loss_in(output)
         tensors = [loss] if loss is not None else float_tensors(tensors_in(output))
         with self._apart(records=True):
@@ -316,7 +316,7 @@ class ErrorLog:
                     "loss", float(now[0]), float(exact[0].detach()), float(errors[0])
                 )
             elif exact:
-                # Its direction: then what is born adds up to the norm.
+                # Its direction: then what originates adds up to the norm.
                 starts = [error / norm if norm > 0.0 else error for error in errors]
                 self.target = Target("output", _norm(now), _norm(exact), norm)
             if exact:
@@ -325,7 +325,7 @@ class ErrorLog:
 
     def _go_back(self, exact: Sequence[Tensor], starts: Sequence[Tensor]) -> None:
         roots = [(t, start) for t, start in zip(exact, starts, strict=True) if t.requires_grad]
-        if not roots:  # nothing is born that reaches the target
+        if not roots:  # nothing originates that reaches the target
             self._is_weighed = True
             return
         try:
@@ -357,7 +357,7 @@ class ErrorLog:
     def module_rows(self) -> list[ErrorRow]:
         """Return the rows of modules, in the order in which they have returned first.
 
-        What is born in a module is born in its ops, and in those of its parts.
+        What originates in a module originates in its ops, and in those of its parts.
         """
         rows = []
         for name, tally in self._modules.items():

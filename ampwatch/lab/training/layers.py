@@ -184,7 +184,7 @@ class LayerSensor(Sensor):
             record.has_grad_input = given.requires_grad
             needed = None if record.source else given
         record.dtype = name_of(output.dtype)
-        # Which in-place ops have changed it since is told by the version: it is then no output any more.
+        # Which in-place ops have changed it since is known by the version: it is then no output any more.
         if not output.is_inference():  # which has no version
             self._outputs[id(output)] = (weakref.ref(output), version_of(output), name)
         return needed

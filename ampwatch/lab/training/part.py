@@ -29,7 +29,7 @@ class Lab:
         replays: Keeps the calls of the models.
 
     Attributes:
-        calls: Is told of the calls of modules.
+        calls: Is notified of the calls of modules.
         budgets: Makes error budgets.
         sensors: The sensors.
     """

@@ -91,7 +91,7 @@ class TapeSensor(OpSensor):
         first, every = self._settings.record_first, self._settings.record_every
         return step < first or (every > 0 and step % every == 0)
 
-    # The course of iterations.
+    # The history of iterations.
 
     def installed(self) -> None:
         """Make the file, and begin with the open iteration.
@@ -188,7 +188,7 @@ class TapeSensor(OpSensor):
         """Whether an op makes values: each one does."""
         return True
 
-    def glance(self, _call: object) -> bool:
+    def prefilter(self, _call: object) -> bool:
         """Whether nothing is recorded now."""
         return self._rows is None
 

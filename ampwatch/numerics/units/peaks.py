@@ -170,7 +170,7 @@ class IdealTime(Struct, frozen=True):
     """The least time that a device needs.
 
     Attributes:
-        seconds: ``None`` if it cannot be said.
+        seconds: ``None`` if it is not known.
         reason: Why not, as a sentence; empty if it can.
     """
 

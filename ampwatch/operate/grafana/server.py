@@ -47,15 +47,15 @@ REMEDIES: dict[int | str, str] = {
 }
 """What to do, by the status of an answer, or else by the method."""
 
-NO_GRAFANA = "expected a Grafana at {url}, got an answer that is none of Grafana's: {said}; check the address and its sub-path, and that no login page of a proxy is in front"
+NO_GRAFANA = "expected a Grafana at {url}, got an answer that is none of Grafana's: {reply}; check the address and its sub-path, and that no login page of a proxy is in front"
 
 FAILURES = {
     "GrafanaTimeoutError": "expected an answer of {url} within {timeout:g} s, got none; give more with --timeout, or look whether it is well",
     "TooManyRedirects": "expected a Grafana at {url}, got a redirect to another address; give that one, with its sub-path",
-    "SSLCertVerificationError": "expected a certificate that is trusted at {url}, got: {said}; name its authority with --ca-file",
-    "SSLError": "expected TLS at {url}, got: {said}; is it http:// there?",
+    "SSLCertVerificationError": "expected a certificate that is trusted at {url}, got: {reply}; name its authority with --ca-file",
+    "SSLError": "expected TLS at {url}, got: {reply}; is it http:// there?",
     "JSONDecodeError": NO_GRAFANA,
-    "Exception": "expected a Grafana at {url}, got no connection: {said}; check the address, and that it runs",
+    "Exception": "expected a Grafana at {url}, got no connection: {reply}; check the address, and that it runs",
 }
 """What it means that there is no answer, by the class of an exception."""
 
@@ -140,7 +140,7 @@ class GrafanaServer:
         # One that hides its version is taken as it is.
         numbers = re.match(r"(\d+)\.(\d+)", str(health.get("version")))
         if numbers and (int(numbers[1]), int(numbers[2])) < (10, 4):
-            msg = "expected Grafana 10.4 or newer at {url}, got {said}, which would show the dashboards wrongly; upgrade it"
+            msg = "expected Grafana 10.4 or newer at {url}, got {reply}, which would show the dashboards wrongly; upgrade it"
             raise self._error(msg, health["version"])
         if "database" not in health:
             raise self._error(NO_GRAFANA, health)
@@ -156,29 +156,29 @@ class GrafanaServer:
     def _failure(self, error: Any, method: str, *args: Any) -> GrafanaError:
         what, permission, _ = REQUESTS[method]
         if status := getattr(error, "status_code", 0):
-            said = error.response
-            said = said.get("message") or said if isinstance(said, dict) else said
+            reply = error.response
+            reply = reply.get("message") or reply if isinstance(reply, dict) else reply
             remedy = REMEDIES.get(status) or REMEDIES.get(method) or GO_ON
             remedy += permission if remedy is REMEDIES[403] else ""
-            if "provisioned dashboard" in str(said):
+            if "provisioned dashboard" in str(reply):
                 remedy = "it is provisioned from a file: change it there, or take it out there"
-            text = f"expected {{url}} to {{what}}, got {status}: {{said}}; {remedy}"
-            return self._error(text, said, what.format(*args))
+            text = f"expected {{url}} to {{what}}, got {status}: {{reply}}; {remedy}"
+            return self._error(text, reply, what.format(*args))
         reason = error
         while (cause := reason.__cause__ or reason.__context__) is not None:
             reason = cause
         names = {each.__name__ for one in (reason, error) for each in type(one).__mro__}
         text = next(text for name, text in FAILURES.items() if name in names)
-        said = [getattr(reason, name, None) for name in ("verify_message", "reason", "strerror")]
-        return self._error(text, next(filter(None, said), reason))
+        reply = [getattr(reason, name, None) for name in ("verify_message", "reason", "strerror")]
+        return self._error(text, next(filter(None, reply), reason))
 
-    def _error(self, text: str, said: object, what: str = "") -> GrafanaError:
-        """Return an error with one line of what a server has said; of a page its title."""
+    def _error(self, text: str, reply: object, what: str = "") -> GrafanaError:
+        """Return an error with one line of what a server has answered; of a page its title."""
         # Before it is cut: a part of the token is too much as well.
-        said = str(said or "").replace(self._token, "<token>")
-        if said.lstrip().startswith("<"):
-            title = re.search(r"(?is)<title[^>]*>\s*(.*?)\s*</title>", said)
-            said = f"a page of HTML {title[1] if title else ''!r}"
-        said = "".join(each for each in " ".join(said.split()) if each.isprintable())[:200]
+        reply = str(reply or "").replace(self._token, "<token>")
+        if reply.lstrip().startswith("<"):
+            title = re.search(r"(?is)<title[^>]*>\s*(.*?)\s*</title>", reply)
+            reply = f"a page of HTML {title[1] if title else ''!r}"
+        reply = "".join(each for each in " ".join(reply.split()) if each.isprintable())[:200]
         known = {"url": self._url, "timeout": self._timeout_s, "what": what}
-        return GrafanaError(text.format(said=said or "nothing", **known))
+        return GrafanaError(text.format(reply=reply or "nothing", **known))

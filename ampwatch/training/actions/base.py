@@ -119,7 +119,7 @@ class Subscription:
     def notify(self, news: News) -> None:
         """Pass on a finding that is wanted: when it is made, is bad enough, or has become worse.
 
-        As bad as its story: who wants critical findings wants what explains one.
+        As bad as its incident: who wants critical findings wants what explains one.
 
         Cost: three look-ups, and the callback's own. Thread: that of the finding.
         """

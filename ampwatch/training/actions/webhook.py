@@ -251,8 +251,8 @@ def _for_slack(body: Mapping[str, Any]) -> dict[str, Any]:
     title, text = _words(body)
     notice = title.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     blocks = [
-        {"type": kind, "text": {"type": "plain_text", "text": said}}
-        for kind, said in (("header", title), ("section", text))
+        {"type": kind, "text": {"type": "plain_text", "text": content}}
+        for kind, content in (("header", title), ("section", text))
     ]
     return {"text": notice, "blocks": blocks}
 
@@ -266,7 +266,10 @@ def _for_discord(body: Mapping[str, Any]) -> dict[str, Any]:
 def _for_teams(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return an adaptive card of runs of text, which are read as no Markdown."""
     title, text = _words(body)
-    runs = [{"text": title, "weight": "Bolder"}, *({"text": said} for said in text.split("\n\n"))]
+    runs = [
+        {"text": title, "weight": "Bolder"},
+        *({"text": content} for content in text.split("\n\n")),
+    ]
     card = {
         "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
         "type": "AdaptiveCard",

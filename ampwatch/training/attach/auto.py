@@ -98,7 +98,7 @@ EARLY_BACKWARDS = 2
 """First unwatched calls of backward at which a scaler that is not torch's is looked for."""
 
 UNWATCHED = 64
-"""Calls of backward that run unwatched until that is said, and such a scaler is looked for once more."""
+"""Calls of backward that run unwatched until that is reported, and such a scaler is looked for once more."""
 
 GradScaler = torch.amp.GradScaler
 logger = logging.getLogger("ampwatch")
@@ -206,7 +206,7 @@ class Attacher:
     def _is_nobody_watched(self) -> bool:
         return all(watch.closed for watch, _ in self._watches)
 
-    def _looks_at(self, backward: int) -> bool:
+    def _is_searched_at(self, backward: int) -> bool:
         """Whether a scaler that is not torch's is looked for at an unwatched call of backward.
 
         At the first ones, and rarely after: with a framework of a row it is a pass over all
@@ -221,7 +221,7 @@ class Attacher:
         from ampwatch.training.scalers.rows import living  # noqa: PLC0415
 
         self._backwards += 1
-        if self._looks_at(self._backwards):
+        if self._is_searched_at(self._backwards):
             for row, instance in living(()):
                 self._attach(_living(self._waiting), None, 0, (row, instance))
                 return
@@ -300,7 +300,7 @@ class Attacher:
             w for w, of in self._watches if scaler is not None and of is not None and of() is scaler
         ]
         models = models_of([*optimizers, *_like_optimizers(foreign)])
-        is_for_backward = self._is_nobody_watched() and self._looks_at(self._backwards + 1)
+        is_for_backward = self._is_nobody_watched() and self._is_searched_at(self._backwards + 1)
         if foreign is None and not models and is_for_backward and any(living(())):
             # Copies in float32 that an engine has made of its model's parameters, and steps once
             # while it is made itself. The next backward finds it whole. Only where that looks: to
@@ -342,7 +342,7 @@ class Attacher:
             # A process of multiprocessing runs no atexit. After the monitors, whose priority is 0.
             self._at_end = Finalize(None, self.report, exitpriority=-1)
         self._stop_waiting(now)
-        # With a page the monitor has said so, once; on each machine, one of the ranks does.
+        # With a page the monitor has reported so, once; on each machine, one of the ranks does.
         if watch.settings.level != "off" and not watch.url and not watch.identity.local_rank:
             announce(f"watching run {printable(watch.identity.run)}: findings only, at the end")
 

@@ -55,13 +55,13 @@ class OpenIteration:
         self.take_over: Callable[[], None] = _nothing
 
 
-HEARD_AT_FIRST = 64
+AWAKE_AT_FIRST = 64
 """Iterations at the start, and after something out of the ordinary, in which no sensor rests."""
 
 ROUND = 32
-"""Iterations of which ``HEARD`` in a row are heard by the sensors that rest in the others."""
+"""Iterations of which ``AWAKE`` in a row are seen by the sensors that rest in the others."""
 
-HEARD = 2
+AWAKE = 2
 """What an iteration leaves to the next one shows in two in a row."""
 
 ROUNDS_AT_FIRST = 32
@@ -71,19 +71,19 @@ LONG_ROUND = 4 * ROUND
 """Has no divisor in common with ``SHIFT`` either, and divides what comes before."""
 
 SHIFT = 13
-"""Iterations by which those that are heard move on from one round to the next, so that what a
-program does in each n-th iteration is heard whatever n is. Has no divisor in common with ``ROUND``."""
+"""Iterations by which those that are seen move on from one round to the next, so that what a
+program does in each n-th iteration is seen whatever n is. Has no divisor in common with ``ROUND``."""
 
 
-def next_heard(step: int) -> int:
-    """Return the first iteration from ``step`` on that resting sensors hear."""
+def next_awake(step: int) -> int:
+    """Return the first iteration from ``step`` on that resting sensors receive."""
     length = ROUND if step < ROUND * ROUNDS_AT_FIRST else LONG_ROUND
     number, place = divmod(step, length)
-    heard = number * SHIFT % length
-    if place <= heard:
-        return step - place + heard
+    awake = number * SHIFT % length
+    if place <= awake:
+        return step - place + awake
     begin = step - place + length
-    return next_heard(begin)
+    return next_awake(begin)
 
 
 def handler_name(event: type) -> str:
@@ -99,7 +99,7 @@ TORCH_EVENTS: tuple[type, ...] = tuple(
 """All events of `events.py`."""
 
 
-class _Unheard(NamedTuple):
+class _Resting(NamedTuple):
     """A channel while sensors rest: with the subscribers of before, and with those that are left."""
 
     channel: Channel
@@ -142,10 +142,10 @@ class Bus:
         may_rest: Whether sensors may rest in iterations in which nothing of theirs is expected.
         outermost: Identity of the optimizer whose step is running, and not within another one's.
         stepping: Identities of those that step within it, its own included.
-        replace_listener: Returns what listens in place of a listener, by the name of what it hears: iterations like
-            the one before are taken down without it (``PlainSteps``).
+        replace_listener: Returns what listens in place of a listener, by the name of what it receives: iterations like
+            the one before are taken down without it (``QuietSteps``).
         runs_compiled: Whether compiled code has run while this training is watched, or may have
-            without being heard: then no hook may be on all modules, now or later.
+            without being seen: then no hook may be on all modules, now or later.
     """
 
     def __init__(
@@ -190,9 +190,9 @@ class Bus:
         self._places = places
         self._placed: dict[Place, list[Handle]] = {}
         self._is_installed = self._is_removed = False
-        self._rest_at = iteration.step + HEARD_AT_FIRST
+        self._rest_at = iteration.step + AWAKE_AT_FIRST
         self._wake_at = -1
-        self._unheard: list[_Unheard] = []
+        self._resting: list[_Resting] = []
         self.may_rest = False
         self.may_compile = may_compile()
 
@@ -226,7 +226,7 @@ class Bus:
         return made
 
     def add(self, sensor: Sensor) -> None:
-        """Have a sensor told of the events it has methods for, after those that were added before.
+        """Notify a sensor of the events it has methods for, after those that were added before.
 
         Raises:
             ValueError: If what is to wake the sensor is no event.
@@ -262,7 +262,7 @@ class Bus:
 
         To be called between two iterations: PyTorch walks over its hooks in place.
         """
-        if not self.hears(sensor, event):
+        if not self.receives(sensor, event):
             guard = next(guard for known, guard in self._sensors if known is sensor)
             self._begin_to_listen(sensor, guard, event)
 
@@ -271,13 +271,13 @@ class Bus:
         try:
             self._subscribe(sensor, guard, event)
         except BaseException:
-            # What is heard and not placed would not be placed when it is asked for again.
+            # What is seen and not placed would not be placed when it is asked for again.
             self._end_listening(sensor, event)
             raise
 
     def ignore(self, sensor: Sensor, event: type) -> None:
         """Tell it no more of that event. Idempotent."""
-        if self.hears(sensor, event):
+        if self.receives(sensor, event):
             self._end_listening(sensor, event)
 
     @unbroken
@@ -286,8 +286,8 @@ class Bus:
         channel.subscribers = tuple(s for s in channel.subscribers if s.sensor is not sensor)
         self._take_off_unwanted()
 
-    def hears(self, sensor: Sensor, event: type) -> bool:
-        """Whether a sensor is told of an event."""
+    def receives(self, sensor: Sensor, event: type) -> bool:
+        """Whether a sensor is notified of an event."""
         return any(s.sensor is sensor for s in self.channel(event).subscribers)
 
     @unbroken
@@ -299,7 +299,7 @@ class Bus:
     ) -> None:
         """Have the moments of ``sensor.times`` noted from now on.
 
-        Who only wants to know when something happened is not told of it: a call behind a guard takes
+        Who only wants to know when something happened is not notified of it: a call behind a guard takes
         ten times as long. One sensor of a training can have them.
 
         Args:
@@ -338,26 +338,26 @@ class Bus:
         """Have sensors rest in iteration ``step``, or wake them. Cost: 0.1 us, in most iterations."""
         if not self.may_rest:
             return
-        if self._unheard:
+        if self._resting:
             if step >= self._wake_at:
-                self.wake(HEARD)
+                self.wake(AWAKE)
         elif step >= self._rest_at:
             self._rest(step)
 
     @property
     def is_resting(self) -> bool:
         """Whether any sensor rests."""
-        return bool(self._unheard)
+        return bool(self._resting)
 
     @property
     def next_turn(self) -> int:
         """Iteration at which sensors that rest are to be woken, or others are to rest."""
-        return self._wake_at if self._unheard else self._rest_at
+        return self._wake_at if self._resting else self._rest_at
 
-    def wake(self, iterations: int = HEARD_AT_FIRST) -> None:
+    def wake(self, iterations: int = AWAKE_AT_FIRST) -> None:
         """Have no sensor rest in the open iteration and the following ones, ``iterations`` in all."""
         self._rest_at = max(self._rest_at, self._iteration.step + iterations)
-        if self._unheard:
+        if self._resting:
             self._resume()
 
     def _rest(self, step: int) -> None:
@@ -375,13 +375,13 @@ class Bus:
             left = tuple(s for s in before if s.sensor not in resting)
             if len(left) < len(before):
                 # Known before they are taken out: what an interrupt has left half-way is put back.
-                self._unheard.append(_Unheard(channel, before, left))
+                self._resting.append(_Resting(channel, before, left))
                 channel.subscribers = left
-        self._wake_at = next_heard(step + 1)
+        self._wake_at = next_awake(step + 1)
 
     def _resume(self) -> None:
-        rested = {s.sensor for _, before, left in self._unheard for s in before if s not in left}
-        for channel, before, left in self._unheard:
+        rested = {s.sensor for _, before, left in self._resting for s in before if s not in left}
+        for channel, before, left in self._resting:
             if channel.subscribers is not left:
                 # Somebody has begun to listen meanwhile, or listens no more.
                 now = channel.subscribers
@@ -391,7 +391,7 @@ class Bus:
         for sensor, guard in self._sensors:
             if sensor in rested and type(sensor).woken is not Sensor.woken:
                 guard.run(sensor.woken)
-        self._unheard.clear()
+        self._resting.clear()
 
     def _in_order(self, subscribers: Iterable[Subscriber]) -> tuple[Subscriber, ...]:
         order: dict[object, int] = {one: place for place, (one, _) in enumerate(self._sensors)}
@@ -402,8 +402,8 @@ class Bus:
         """Have sensors take the place of others. To be called between two iterations.
 
         Args:
-            old: Sensors that were added one after the other. They are told of nothing any more.
-            new: Sensors to be told in their stead; one whose predecessor of that name has failed is not.
+            old: Sensors that were added one after the other. They are notified of nothing any more.
+            new: Sensors to be notified in their stead; one whose predecessor of that name has failed is not.
         """
         self.wake()
         place = next(place for place, (one, _) in enumerate(self._sensors) if one in old)
@@ -439,7 +439,7 @@ class Bus:
 
     @property
     def sensors(self) -> tuple[Sensor, ...]:
-        """The sensors, in the order in which they are told of an event."""
+        """The sensors, in the order in which they are notified of an event."""
         return tuple(sensor for sensor, _ in self._sensors)
 
     def channel(self, event: type) -> Channel:
@@ -489,7 +489,7 @@ class Bus:
                 for sensor, guard in self._sensors:
                     self._subscribe_to_all(sensor, guard)
             self._is_installed, self._is_removed = True, False
-            self._rest_at = self._iteration.step + HEARD_AT_FIRST
+            self._rest_at = self._iteration.step + AWAKE_AT_FIRST
             self.may_compile = self.may_compile or may_compile()
             self.ownership.begin()
             unbroken(self._place)()
@@ -501,7 +501,7 @@ class Bus:
 
     @unbroken
     def remove(self) -> None:
-        """Take everything off; no sensor is told of anything any more. Idempotent.
+        """Take everything off; no sensor is notified of anything any more. Idempotent.
 
         Never raises: a sensor that fails at its end is logged like one that fails in a step.
         """
@@ -509,7 +509,7 @@ class Bus:
         self.ownership.end()
         # A callback may close the monitor in the middle of an iteration. The code that called it
         # goes on afterwards, and what it emits must not have a sensor place something again.
-        self._unheard.clear()
+        self._resting.clear()
         for channel in (*self._channels.values(), *self._others.values()):
             channel.subscribers = ()
         for place in tuple(self._placed):
@@ -536,7 +536,7 @@ class Bus:
         return not place.events or any(
             event in self._timed
             or self.channel(event).subscribers
-            or any(one.channel is self.channel(event) for one in self._unheard)
+            or any(one.channel is self.channel(event) for one in self._resting)
             or self.of_other_scalers(event).subscribers
             for event in place.events
         )

@@ -1,6 +1,6 @@
 """Channels: each hands one kind of event to the sensors that want it, each behind its own guard.
 
-An event comes a dozen times in a plain step, in the middle of which the caches have forgotten our code.
+An event comes a dozen times in a quiet step, in the middle of which the caches have forgotten our code.
 So the channel is a part of the extension module (`native/channel.c`), and stands here a second time for
 where that is not built.
 """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
-from ampwatch.training.devices import captures, is_unheard
+from ampwatch.training.devices import captures, is_ignored
 from ampwatch.training.native import core
 from ampwatch.training.private import (
     CACHED_BACKENDS,
@@ -137,7 +137,7 @@ def call_uncompiled(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         set_compiler(compiler)
 
 
-def stands_before(stand_in: _F, original: Callable[..., Any]) -> _F:
+def as_stand_in(stand_in: _F, original: Callable[..., Any]) -> _F:
     """Have a graph break at a function where it would break at the one that it calls, and once only.
 
     Most of what ampwatch replaces is called by compiled code between two graphs, and not traced. A
@@ -149,7 +149,7 @@ def stands_before(stand_in: _F, original: Callable[..., Any]) -> _F:
     return never_compiled(stand_in)
 
 
-def stands_no_more(stand_in: Any) -> None:
+def forget_stand_in(stand_in: Any) -> None:
     """Forget a function that is in place of no other one any more. Idempotent."""
     # Not left to the weak reference: Python swallows an interrupt that comes in its callback.
     _stand_ins.pop(stand_in, None)
@@ -161,7 +161,7 @@ def keep_from_compiler() -> None:
         _skip(code)
     for stand_in, original in list(_stand_ins.items()):
         if _take_after(stand_in, original):
-            stands_no_more(stand_in)
+            forget_stand_in(stand_in)
 
 
 def _skip(code: Any) -> None:
@@ -212,7 +212,7 @@ def is_traced() -> bool:
     return (
         torch.compiler.is_compiling()
         or tracing_state() is not None
-        or (bool(captures) and is_unheard())
+        or (bool(captures) and is_ignored())
     )
 
 

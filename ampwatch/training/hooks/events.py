@@ -270,7 +270,7 @@ class CompiledEntering(NamedTuple):
     """Compiled code is about to run, for the first time while this training is watched.
 
     PyTorch has not compiled it yet, nor asked what hooks there are. Where it has no place at which
-    that could be heard, and before 2.10, as soon as ``torch.compile`` is called.
+    that could be seen, and before 2.10, as soon as ``torch.compile`` is called.
     """
 
 
@@ -322,7 +322,7 @@ class RootCalled(NamedTuple):
 
     Attributes:
         module: The model without its wrappers.
-        args: Its positional arguments; may be read, and kept no longer than is said where.
+        args: Its positional arguments; may be read, and kept no longer than is stated where.
         kwargs: Its keyword arguments.
     """
 
@@ -447,11 +447,11 @@ class IterationClosed(NamedTuple):
 
 
 class IterationOpened(NamedTuple):
-    """The next iteration begins; or has begun, where those before it were alike and nobody was told.
+    """The next iteration begins; or has begun, where those before it were alike and nobody was notified.
 
     Attributes:
         step: Its index.
-        duration_s: Wall time of the one before, or of all since the one that was told last; NaN for the first. Unit: s.
+        duration_s: Wall time of the one before, or of all since the one that was reported last; NaN for the first. Unit: s.
         attention: What the diagnosis asks for.
     """
 
@@ -463,7 +463,7 @@ class IterationOpened(NamedTuple):
 class IterationPlanned(NamedTuple):
     """Something is to be measured or observed in the iteration that begins, or was in the last.
 
-    Between two iterations of which nothing is asked nobody has to be told.
+    Between two iterations of which nothing is asked nobody has to be notified.
 
     Attributes:
         step: Its index.
@@ -519,4 +519,4 @@ EACH_STEP = (
     Updating,
     Zeroed,
 )
-"""Events of each step of a plain training, which sensors that rest go without."""
+"""Events of each step of a quiet training, which sensors that rest go without."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# State of the process and not of a monitor: os.register_at_fork is the only way to hear of a fork
+# State of the process and not of a monitor: os.register_at_fork is the only way to notice a fork
 # before it happens, and nothing can be unregistered there (docs.python.org, os.register_at_fork).
 _is_registered = False
 _about_to: weakref.WeakMethod[Callable[[], None]] | None = None

@@ -109,7 +109,7 @@ class Ownership:
     def is_graph_of_another(self, roots: Iterable[Any]) -> bool:
         """Whether the graph behind some tensors leads to parameters, and to none of this training.
 
-        Where that cannot be said it is not claimed: a graph without parameters (of reentrant
+        Where that is not known it is not claimed: a graph without parameters (of reentrant
         checkpoints), one of shards (its leaves are parameters that are made for each forward), one
         that is too long, or no model that is known.
 

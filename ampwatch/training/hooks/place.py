@@ -33,7 +33,7 @@ class Place:
     Attributes:
         what: The callable, as users know it.
         how: ``REPLACED``, ``FUNCTION`` or ``HOOK``.
-        events: What sensors are told.
+        events: What sensors are notified of.
         put_on: Puts it on for a ``Bus``, and adds what takes it off to a list.
         when: When it is there, in words for the documentation.
         of_scaler: Whether it depends on which scaler is watched.

@@ -53,7 +53,7 @@ class OtherProfilers:
     @unbroken
     def install(self) -> None:
         """Begin to listen."""
-        # Only of `profile` the end is heard, for it can be prepared and not started; whether one of the
+        # Only of `profile` the end is seen, for it can be prepared and not started; whether one of the
         # others is on, PyTorch itself can be asked.
         taps = [listen(owner, name, before=self._starting) for owner, name in STARTS]
         self._listeners = [*taps, listen(profiler.profile, "__exit__", after=self._ended)]

@@ -1,8 +1,8 @@
 """Calls of the watched models themselves: what each of them is called with.
 
-A hook on every module costs more than a plain step may, and a hook on an instance travels with its
+A hook on every module costs more than a quiet step may, and a hook on an instance travels with its
 copies. So ``__call__`` is replaced on the class of a watched model while somebody wants to know.
-What ``torch.compile`` traces must not come through there, so a model that is compiled is heard where
+What ``torch.compile`` traces must not come through there, so a model that is compiled is seen where
 its compiled code is called from, and a class is left alone until what was compiled has been traced.
 """
 
@@ -39,7 +39,7 @@ COMPILED_CALL = "_compiled_call_impl"
 """Attribute in which ``Module.compile()`` keeps what it has compiled. It is not copied or pickled."""
 
 MAX_PARTS = 8
-"""Parts of a model without a forward of its own that are heard instead of it."""
+"""Parts of a model without a forward of its own that are seen instead of it."""
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -65,7 +65,7 @@ def called_in(model: nn.Module) -> list[nn.Module]:
     """Return the modules that a training calls: the model, or its parts where it cannot be called.
 
     A ``ModuleDict`` of two towers, or a module that only holds others, has no forward of its own. With
-    more than ``MAX_PARTS`` parts none is heard: each call of each would cost, and keep its inputs.
+    more than ``MAX_PARTS`` parts none is seen: each call of each would cost, and keep its inputs.
     """
     inner = unwrapped(model)
     if isinstance(inner, torch.jit.ScriptModule):
@@ -198,7 +198,7 @@ class _CompiledCall:
         self._compiled = compiled = root.__dict__[COMPILED_CALL]
         reference = self._root
 
-        def heard(*args: Any, **kwargs: Any) -> Any:
+        def notifying(*args: Any, **kwargs: Any) -> Any:
             module = reference()
             if module is None or is_traced():
                 return compiled(*args, **kwargs)
@@ -207,10 +207,10 @@ class _CompiledCall:
             calls._after(module, output, args, kwargs)  # noqa: SLF001
             return output
 
-        self._heard = root.__dict__[COMPILED_CALL] = heard
+        self._notifying = root.__dict__[COMPILED_CALL] = notifying
 
     def remove(self) -> None:
         """Put back what was compiled, unless somebody has replaced it since."""
         root = self._root()
-        if root is not None and root.__dict__.get(COMPILED_CALL) is self._heard:
+        if root is not None and root.__dict__.get(COMPILED_CALL) is self._notifying:
             root.__dict__[COMPILED_CALL] = self._compiled

@@ -26,8 +26,8 @@ class Sensor:
         rests: Whether it wants the events of each step (``EACH_STEP``) in some iterations only: what a
             program does wrong in its calls it does again.
         times: Events of which it wants to know when they happen, and no more: see ``Bus.time``.
-        batched: Names of the events that it need not be told of in each iteration where these are alike
-            (``PlainSteps``): of a loss and a step through the scaler that went well, and, of the end of one and the
+        batched: Names of the events that it need not be notified of in each iteration where these are alike
+            (``QuietSteps``): of a loss and a step through the scaler that went well, and, of the end of one and the
             beginning of the next, the newest of several will do. May change from one event to the next.
         deaf_to: Names of events that it has methods for and does not want in this training.
         guard: Its fail-open boundary, where it does work that no event begins; else the bus
@@ -57,7 +57,7 @@ class Sensor:
         return True
 
     def woken(self) -> None:
-        """Begin anew: some iterations have gone by unheard."""
+        """Begin anew: some iterations have gone by unseen."""
 
     def not_seen(self) -> Iterable[str]:
         """Return, in sentences, what it did not observe."""

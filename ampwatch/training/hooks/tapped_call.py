@@ -1,6 +1,6 @@
 """What a tap runs in place of the callable that it has replaced: the call, between its listeners.
 
-It runs eight times in a plain step, in the middle of which the caches have forgotten our code. So it
+It runs eight times in a quiet step, in the middle of which the caches have forgotten our code. So it
 is a part of the extension module (`native/taps.c`), and stands here a second time for where that is
 not built.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ampwatch.training.devices import captures, is_unheard
+from ampwatch.training.devices import captures, is_ignored
 from ampwatch.training.hooks.compiling import is_exporting, never_compiled, set_compiler
 from ampwatch.training.native import core
 from ampwatch.training.private import (
@@ -47,16 +47,16 @@ class PythonTappedCall:
             whose subscribers it is not called, and with the one instance that is listened to, or ``None``.
             Of what is called after it, the first does not get the result.
         around: Asked to make the call in its own way, or ``None``.
-        always_heard: Also while a capture writes down what is done.
+        also_in_capture: Also while a capture writes down what is done.
 
     Cost: 0.1 us in C, 0.3 us in Python, each a few times that where the caches have forgotten it.
     """
 
-    __slots__ = ("always_heard", "around", "plan")
+    __slots__ = ("also_in_capture", "around", "plan")
 
     plan: Plan
     around: Callable[..., Any] | None
-    always_heard: bool
+    also_in_capture: bool
 
     @never_compiled
     def call(  # noqa: C901, PLR0912 - in line: it runs in each step
@@ -68,11 +68,11 @@ class PythonTappedCall:
             BaseException: What the original raises.
         """
         *of, args, kwargs = given
-        if not self.always_heard and is_exporting():
+        if not self.also_in_capture and is_exporting():
             return original(*of, *args, **kwargs)
         # What is captured into a graph of an accelerator is not done now: whatever a listener
         # computed would be done again at each replay.
-        if not self.always_heard and captures and is_unheard():
+        if not self.also_in_capture and captures and is_ignored():
             return original(*of, *args, **kwargs)
         if self.around is not None:
             result = self.around(original, *of, args, kwargs)
@@ -125,7 +125,7 @@ if TYPE_CHECKING or core is None:
 else:
     core.prepare_taps(
         captures,
-        is_unheard,
+        is_ignored,
         set_compiler if SEES_COMPILED else None,
         NOT_TAKEN,
         vars(torch.compiler),

@@ -5,7 +5,7 @@ listeners there are; the last listener to leave puts the original back. Nothing
 is stored on an instance, so a copied, pickled or saved instance is exactly what
 it would be without ampwatch, and the copy is not listened to. A function is
 replaced under its name in its module: whoever has imported it by name goes by
-unheard, unless it is one that another function looks up when it is called.
+unseen, unless it is one that another function looks up when it is called.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from ampwatch.guard import leave_out_own_frames
 from ampwatch.training.hooks.compiling import (
+    as_stand_in,
+    forget_stand_in,
     is_traced_here,
     never_compiled,
-    stands_before,
-    stands_no_more,
 )
 from ampwatch.training.hooks.tapped_call import TappedCall
 from ampwatch.training.private import builtin_table, find_builtin, register_builtin
@@ -100,7 +100,9 @@ class _Tap:
 
     __slots__ = ("_call", "_is_inherited", "_listeners", "_name", "_original", "_owner", "_wrapper")
 
-    def __init__(self, owner: type | ModuleType, name: str, *, always_heard: bool = False) -> None:
+    def __init__(
+        self, owner: type | ModuleType, name: str, *, also_in_capture: bool = False
+    ) -> None:
         self._owner = owner
         self._name = name
         # From __dict__ and not by getattr: a staticmethod would come unwrapped, and the last listener
@@ -108,7 +110,7 @@ class _Tap:
         self._is_inherited = name not in owner.__dict__
         self._original = _inherited(owner, name) if self._is_inherited else owner.__dict__[name]
         self._call = TappedCall()
-        self._call.always_heard = always_heard
+        self._call.also_in_capture = also_in_capture
         self._set(())
         self._wrapper = self._wrap()
 
@@ -119,12 +121,12 @@ class _Tap:
     def _wrap(self) -> Callable[..., Any]:
         # Locals of the closure cost one load less in each call than attributes.
         original, call = self._original, self._call.call
-        always_heard = self._call.always_heard
+        also_in_capture = self._call.also_in_capture
 
         @functools.wraps(original)
         def wrapper(instance: Any, /, *args: Any, **kwargs: Any) -> Any:
             # A call that is being compiled must not get our code into its graph.
-            if not always_heard and is_traced_here():
+            if not also_in_capture and is_traced_here():
                 return original(instance, *args, **kwargs)
             try:
                 return call(original, instance, args, kwargs)
@@ -132,14 +134,14 @@ class _Tap:
                 leave_out_own_frames(error)
                 raise
 
-        return stands_before(wrapper, original)
+        return as_stand_in(wrapper, original)
 
     @property
     def is_in_place(self) -> bool:
         """Whether calls still come through here; others may have wrapped the wrapper."""
         method = self._owner.__dict__.get(self._name)
         # A wrapper made without functools.wraps hides ours. Then a new tap goes on top of it, and
-        # the listeners of this one still hear through it.
+        # the listeners of this one still receive through it.
         while method is not None and method is not self._wrapper:
             method = getattr(method, "__wrapped__", None)
         return method is not None
@@ -163,7 +165,7 @@ class _Tap:
             else:
                 setattr(self._owner, self._name, self._original)
             _taps.pop((self._owner, self._name), None)
-            stands_no_more(self._wrapper)
+            forget_stand_in(self._wrapper)
 
 
 def _inherited(owner: type | ModuleType, name: str) -> Callable[..., Any]:
@@ -204,7 +206,7 @@ class _FunctionTap(_Tap):
                 leave_out_own_frames(error)
                 raise
 
-        stands_before(wrapper, original)
+        as_stand_in(wrapper, original)
         if builtin is not None:
             register_builtin(wrapper, builtin)
         return wrapper
@@ -227,7 +229,7 @@ def listen(  # noqa: PLR0913 - all but two by keyword
     failed: Callable[..., None] | None = None,
     around: Callable[..., Any] | None = None,
     channel: Channel | None = None,
-    always_heard: bool = False,
+    also_in_capture: bool = False,
     at: type | None = None,
 ) -> Listener:
     """Call ``before`` and ``after`` around a method until the listener is removed.
@@ -245,7 +247,7 @@ def listen(  # noqa: PLR0913 - all but two by keyword
             listener is there. Returns what it has called the original for, or ``NOT_TAKEN``; then it has
             done nothing. Must not raise of itself. It is not kept from compilers as the others are.
         channel: While it has no subscribers, neither ``before`` nor ``after`` nor ``returned`` is called.
-        always_heard: Also while a compiler or a capture writes down what the method does.
+        also_in_capture: Also while a compiler or a capture writes down what the method does.
         at: The class to tap instead, also where it inherits the method: what other classes
             inherit is left alone.
 
@@ -266,7 +268,7 @@ def listen(  # noqa: PLR0913 - all but two by keyword
     with _lock:
         tap = _taps.get((definer, name))
         if tap is None or not tap.is_in_place:
-            tap = _taps[definer, name] = _Tap(definer, name, always_heard=always_heard)
+            tap = _taps[definer, name] = _Tap(definer, name, also_in_capture=also_in_capture)
             tap.put_on()
         listener = Listener(tap, instance, before, after, returned, failed, around, channel)
         tap.add(listener)

@@ -144,21 +144,21 @@ def _with(output: Any, old: Tensor, new: Tensor) -> Any:
     if isinstance(output, (tuple, list)):
         replaced = [_with(part, old, new) for part in output]
         return type(output)(*replaced) if hasattr(output, "_fields") else type(output)(replaced)
-    twin: Any
+    altered: Any
     if isinstance(output, dict):
-        twin = copy.copy(output)
+        altered = copy.copy(output)
         for key, part in output.items():
             if (other := _with(part, old, new)) is not part:
-                twin[key] = other
-        return twin
+                altered[key] = other
+        return altered
     if is_dataclass(output) and not isinstance(output, type):
-        twin = copy.copy(output)
+        altered = copy.copy(output)
         for f in fields(output):
             part = getattr(output, f.name)
             if (other := _with(part, old, new)) is not part:
-                # Also where the class is frozen; the twin is nobody's yet.
-                object.__setattr__(twin, f.name, other)
-        return twin
+                # Also where the class is frozen; the copy is nobody's yet.
+                object.__setattr__(altered, f.name, other)
+        return altered
     return output
 
 

@@ -16,7 +16,7 @@ nothing is charged for the first ``OPENING`` of them at all: they are over befor
 A program that was fitted in the process before (`programs.py`) has no such beginning. A few iterations
 after an alarm are sampled at any cost.
 
-A look reads what some ops are given, and counts none. The diagnosis says how often it wants one. It is priced and
+A probe reads what some ops are given, and counts none. The diagnosis says how often it wants one. It is priced and
 charged as a sample is, with no more than a share of what its stretch earns. Looks fall on the iteration after a
 multiple of their interval: ranks with different intervals share them, and what they take is earned when the next
 sample is due.
@@ -115,8 +115,8 @@ MAX_HIDDEN = 5.0
 """Multiple of its own account that a sample is charged with at most. An iteration with an evaluation
 in it is longer by far more."""
 
-LOOK_SHARE = 0.5
-"""Share of what a stretch of iterations earns that its look is charged with at most. Looks are taken at any cost,
+PROBE_SHARE = 0.5
+"""Share of what a stretch of iterations earns that its probe is charged with at most. probes are taken at any cost,
 as after an alarm: something grows. What is left is for the samples, which tell of everything else."""
 
 REMEMBERED = 15
@@ -139,8 +139,8 @@ class Observation(Enum):
 Wanted: TypeAlias = "frozenset[Topic | Observation]"
 
 OPS = frozenset({Observation.OPS})
-LOOK = frozenset({Observation.OPERANDS})
-OF_OPS = OPS | LOOK
+PROBE = frozenset({Observation.OPERANDS})
+OF_OPS = OPS | PROBE
 GRADIENTS = frozenset({Topic.GRADIENT})
 STATE = frozenset({Topic.WEIGHT, Topic.BUFFER})
 UPDATES = frozenset({Topic.UPDATE})
@@ -174,7 +174,7 @@ class Governor:
 
     Attributes:
         wanted: Topics to measure in the open iteration, ``OPS`` if ops are to be observed, ``OPERANDS`` if
-            it is a look.
+            it is a probe.
         part: Which part of the modules or parameters to measure, and of how many parts.
         interval: Iterations between the two newest samples.
         step: Index of the open iteration.
@@ -229,7 +229,7 @@ class Governor:
         self._sampled_at = 0
         self._period = 1
         self._paid_at: int | None = None
-        self._look_every = 0
+        self._probe_every = 0
         self.interval = 1
         self.part = (0, 1)
         self.wanted = self._plan()
@@ -327,16 +327,16 @@ class Governor:
         self._checked_until = max(self._checked_until, self.step + FIRST_CHECKS_APART)
         return first
 
-    def next(self, duration_s: float, look_every: int = 0, num: int = 1) -> None:
+    def next(self, duration_s: float, probe_every: int = 0, num: int = 1) -> None:
         """Account for the iteration that has ended, and plan the next one.
 
         Args:
             duration_s: Wall time of the one that has ended; NaN for the first. Unit: s.
-            look_every: Iterations of which one is wanted as a look; 0 for none.
+            probe_every: Iterations of which one is wanted as a probe; 0 for none.
             num: Iterations that have ended, in ``duration_s`` altogether: at most ``quiet`` of before.
         """
         self.pass_by(duration_s, num)
-        self._look_every = look_every
+        self._probe_every = probe_every
         self.wanted = self._plan()
 
     def pass_by(self, duration_s: float, num: int) -> None:
@@ -350,7 +350,7 @@ class Governor:
     @property
     def quiet(self) -> int:
         """Iterations, the open one included, before one in which something may be wanted; 0 if each counts."""
-        step, every = self.step, self._look_every
+        step, every = self.step, self._probe_every
         if self.wanted or self.is_opening or self.follows_ops or step < self._alarmed_until:
             return 0
         period = self._period
@@ -376,9 +376,9 @@ class Governor:
         if self.follows_ops:
             # Following is not what is paid for: what samples add to it is.
             due_ns = max(cost_ns - quiet_ns, 0.0) if self.wanted else 0.0
-        if self.wanted == LOOK:
-            earned_ns = self._look_every * self._budget * self._usual_ns
-            due_ns = min(due_ns, LOOK_SHARE * earned_ns)
+        if self.wanted == PROBE:
+            earned_ns = self._probe_every * self._budget * self._usual_ns
+            due_ns = min(due_ns, PROBE_SHARE * earned_ns)
         if math.isnan(duration_ns):
             self._owed_ns += due_ns
         else:
@@ -462,10 +462,10 @@ class Governor:
     def _judge(self, measured: Wanted, cost_ns: float) -> None:
         """Spread a sample that weighs too much on its step over more of them.
 
-        Gradients are taken whole: a loss scale has to fit the range of all of them. Ops and looks are taken
+        Gradients are taken whole: a loss scale has to fit the range of all of them. Ops and probes are taken
         whole as well: a part of them has no shares.
         """
-        if measured in (GRADIENTS, OPS, LOOK) or self._is_unnoticed or self._is_free:
+        if measured in (GRADIENTS, OPS, PROBE) or self._is_unnoticed or self._is_free:
             return
         parts = self._parts.get(measured, 1)
         cost_ns += self._device_ns.get(measured, 0.0) / parts
@@ -486,13 +486,13 @@ class Governor:
         may_count = self.counts_one_by_one and not self.is_held and self._level in SAMPLED
         if may_count and self._is_recorded is not None and self._is_recorded(self.step):
             return wanted | OPS
-        if self._takes_look() and not wanted & OPS:
-            return wanted | LOOK
+        if self._takes_probe() and not wanted & OPS:
+            return wanted | PROBE
         return wanted
 
-    def _takes_look(self) -> bool:
+    def _takes_probe(self) -> bool:
         """Whether the open iteration is the one of its stretch that is looked at."""
-        every = self._look_every
+        every = self._probe_every
         # Where each op is followed, its operands are read anyway.
         is_possible = self.counts_one_by_one and not self.follows_ops and not self.is_held
         if not every or not is_possible or self.step % every != 1:

@@ -27,14 +27,14 @@ from ampwatch.training.hooks.events import (
     IterationsArriving,
 )
 from ampwatch.training.hooks.sensor import Sensor
-from ampwatch.training.iteration.plain import (
+from ampwatch.training.iteration.quiet import (
     BEGAN,
     CALLED,
     NAMES,
     TAPS_SHARE,
     UPDATING,
     WITHIN,
-    PlainSteps,
+    QuietSteps,
 )
 from ampwatch.training.model.scaler import STEPPED
 from ampwatch.training.private import (
@@ -189,7 +189,7 @@ class IterationLedger(Sensor):
     in place and then forgets them.
 
     Args:
-        bus: Tells of the watched scaler, and is told of iterations.
+        bus: Tells of the watched scaler, and is notified of iterations.
         iteration: The open iteration, which this alone moves on.
         losses: Takes the losses of the open iteration.
         readback: Brings device values to the host; at least ``ROW_WIDTH`` wide.
@@ -252,9 +252,9 @@ class IterationLedger(Sensor):
         self._times: deque[tuple[int, StepTime]] = deque()
         self._key: int | None = None
         self._stage: object = None
-        self._plain: PlainSteps | None = None
-        if schedulers is not None and PlainSteps.may_be(clock):
-            self._plain = PlainSteps(
+        self._quiet: QuietSteps | None = None
+        if schedulers is not None and QuietSteps.may_be(clock):
+            self._quiet = QuietSteps(
                 lambda: self.guard.run(self._resume),
                 lambda: self.guard.run(self._turn),
                 bus,
@@ -262,7 +262,7 @@ class IterationLedger(Sensor):
                 schedulers,
                 int(BATCH_SECONDS * 1e9),
             )
-            bus.replace_listener = self._plain.replace_listener
+            bus.replace_listener = self._quiet.replace_listener
             iteration.take_over = lambda: self.guard.run(self._take_over)
 
     @property
@@ -271,14 +271,14 @@ class IterationLedger(Sensor):
 
         As known on the host before its values arrive; only where no optimizer is fused.
         """
-        if self._plain is not None and self._plain.is_on and self._plain.num_ended:
+        if self._quiet is not None and self._quiet.is_on and self._quiet.num_ended:
             return self._iteration.step - 1, ()
         return self._verdict
 
     def removed(self) -> None:
         """Take no iterations down natively any more, and let go of the scaler."""
-        if self._plain is not None:
-            self._plain.end()
+        if self._quiet is not None:
+            self._quiet.end()
 
     def devices_known(self, event: on.DevicesKnown) -> None:
         """Pin memory."""
@@ -571,8 +571,8 @@ class IterationLedger(Sensor):
             self.deliver_arrived()
         self._bus.begin_iteration(step + 1)
         self._begin(now)
-        if self._plain is not None and self._next_turn() > step + 1 and self._plain.may_begin():
-            self._begin_plain(self._plain, frame)
+        if self._quiet is not None and self._next_turn() > step + 1 and self._quiet.may_begin():
+            self._begin_quiet(self._quiet, frame)
 
     def _begin(self, ended_ns: int) -> None:
         """Say that the open iteration begins, when the one before it ended."""
@@ -608,14 +608,14 @@ class IterationLedger(Sensor):
             self._arriving.emit(IterationsArriving(self._times))
         waiting: list[Iteration] = []
         try:
-            if self._plain is not None and self._plain.num_ended:
-                plain, spent_ns = self._plain.ended()
+            if self._quiet is not None and self._quiet.num_ended:
+                quiet, spent_ns = self._quiet.ended()
                 self._bus.account.add(TAPS_SHARE * spent_ns)
-                self._tell_times(plain)
-                self._arrive(plain[-1], is_alarming=False)
+                self._tell_times(quiet)
+                self._arrive(quiet[-1], is_alarming=False)
                 # Nothing between these: an interrupt before finds them all, and after it they are judged.
-                self._plain.drop(len(plain))
-                self._judge.deliver_alike(plain)
+                self._quiet.drop(len(quiet))
+                self._judge.deliver_alike(quiet)
             for values, parcel in self._readback.arrived(_has_arrived):
                 waiting.append(self._complete(values, parcel))
                 # What sensors make of it, and what sampling has cost, is that of now.
@@ -632,7 +632,7 @@ class IterationLedger(Sensor):
         iteration = _complete(parcel.frame, parcel.found_inf_of, values)
         if parcel.late is not None and parcel.late.after is not None:
             iteration.loss_scale = parcel.late.after
-        # A scale that is told after each iteration is that of the next one.
+        # A scale that is reported after each iteration is that of the next one.
         follows = iteration.step == self._newest[0] + 1
         if follows and iteration.scaler is not None and math.isnan(iteration.scale_before):
             iteration.scale_before = self._newest[1]
@@ -668,22 +668,22 @@ class IterationLedger(Sensor):
             ends = was_alarming and not self._alarming
             self._arrived.emit(IterationArrived(iteration, self._alarming, ends))
 
-    # Iterations like the one before (``PlainSteps``).
+    # Iterations like the one before (``QuietSteps``).
 
-    def _begin_plain(self, plain: PlainSteps, last: Iteration) -> None:
+    def _begin_quiet(self, quiet: QuietSteps, last: Iteration) -> None:
         """Have iterations taken down natively, if the last one was of a form that can be."""
         self.deliver_arrived()
         scaler, key = self._bus.scaler, self._key
         reference = None if key is None else self._registry.reference_to(key)
-        is_plain = last.scale_before > NO_INVERSE and not self._ends_by_call and self._late is None
-        if key is None or reference is None or self._readback.in_flight or not is_plain:
-            plain.wait()
+        is_quiet = last.scale_before > NO_INVERSE and not self._ends_by_call and self._late is None
+        if key is None or reference is None or self._readback.in_flight or not is_quiet:
+            quiet.wait()
             return
         turn = self._next_turn()
         if turn <= self._iteration.step:
-            return  # who was told of what had arrived has closed the monitor, or woken a sensor
-        plain.turn_at(turn)
-        plain.begin(last, scaler, key, reference, self._stage, self._ended_ns)
+            return  # who was notified of what had arrived has closed the monitor, or woken a sensor
+        quiet.turn_at(turn)
+        quiet.begin(last, scaler, key, reference, self._stage, self._ended_ns)
 
     def _next_turn(self) -> int:
         """Return the first iteration from the open one on of which a sensor may want more than others do."""
@@ -696,35 +696,35 @@ class IterationLedger(Sensor):
 
     def _turn(self) -> None:
         """Judge what was taken down natively if it is time, and let sensors rest, wake or measure."""
-        plain = self._plain
-        if plain is None:
+        quiet = self._quiet
+        if quiet is None:
             return
-        if plain.is_due:
+        if quiet.is_due:
             if self._closed.subscribers:
-                self._closed.emit(IterationClosed(plain.newest()))
+                self._closed.emit(IterationClosed(quiet.newest()))
             self.deliver_arrived()
         self._bus.begin_iteration(self._iteration.step)
-        self._begin(plain.ended_ns)
+        self._begin(quiet.ended_ns)
         turn = self._next_turn()
-        if turn > self._iteration.step and plain.may_begin():
-            plain.turn_at(turn)
-        elif plain.is_on:
+        if turn > self._iteration.step and quiet.may_begin():
+            quiet.turn_at(turn)
+        elif quiet.is_on:
             self._resume()
 
     def _take_over(self) -> None:
-        if self._plain is not None and self._plain.is_on:
+        if self._quiet is not None and self._quiet.is_on:
             self._resume()
 
     def _resume(self) -> None:
         """Go on with the open iteration, which is not like the one before: with what was noted of it."""
-        plain = self._plain
-        form = None if plain is None else plain.form
-        if plain is None or form is None:
+        quiet = self._quiet
+        form = None if quiet is None else quiet.form
+        if quiet is None or form is None:
             return
-        if plain.num_ended:
+        if quiet.num_ended:
             self._verdict = self._iteration.step - 1, ()
-        noted = plain.end()
-        self._ended_ns = plain.ended_ns
+        noted = quiet.end()
+        self._ended_ns = quiet.ended_ns
         draft, losses, index = self._draft, self._losses, form.number
         if noted.num_losses:
             losses.num_losses, losses.on_host = noted.num_losses, noted.loss
@@ -747,7 +747,7 @@ class IterationLedger(Sensor):
         self._pass_by()
 
     def _pass_by(self) -> None:
-        """Account for iterations of whose ends nobody was told, in the middle of the open one."""
+        """Account for iterations of whose ends nobody was notified, in the middle of the open one."""
         (step, begun_ns), now = self._begun, self._iteration.step
         if self._samples is not None and step != now:
             self._samples.pass_by(now - step, (self._ended_ns - begun_ns) / 1e9)
@@ -776,7 +776,7 @@ def _complete(frame: Iteration, found_inf_of: list[int], values: list[float]) ->
     for column, index in enumerate(found_inf_of, FOUND_INF):
         # NaN is what the caller of `end_iteration` could not tell: neither a step nor a skip.
         if math.isnan(values[column]):
-            frame.is_told = False
+            frame.is_outcome_known = False
         else:
             verdicts[index] = verdicts.get(index, False) or values[column] > 0
     frame.other_found_inf = verdicts.pop(NOT_STEPPED, False)

@@ -64,7 +64,7 @@ class Programs(Sensor):
         self._governor = context.governor
         self._book = book
         self._set_up = self._program = ""
-        self._looked_at = 0
+        self._num_probed = 0
 
     def installed(self) -> None:
         """Find out how large the model is, and from where the monitor is made whether to look at the first iteration."""
@@ -78,7 +78,7 @@ class Programs(Sensor):
         if not self._program:
             self._program = self._is_lab + program_of(self._names.modules())
             self._governor.shorten_opening(_seen.get(self._program, 0))
-        self._looked_at += 1
+        self._num_probed += 1
         self.is_dormant = not self._governor.is_opening
 
     def removed(self) -> None:
@@ -91,9 +91,9 @@ class Programs(Sensor):
         for program in (self._set_up, self._program):
             seen = _seen.pop(program, 0)
             if is_well:
-                _seen[program] = min(seen + self._looked_at, OPENING)
+                _seen[program] = min(seen + self._num_probed, OPENING)
         self._program = ""
-        self._looked_at = 0
+        self._num_probed = 0
         self.is_dormant = False
 
 

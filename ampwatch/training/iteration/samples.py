@@ -73,7 +73,7 @@ class Planner(Sensor):
         self._step = event.step
         attention = event.attention
         num = max(event.step - self._first_step - governor.step, 1)
-        governor.next(event.duration_s, attention.look_every, num)
+        governor.next(event.duration_s, attention.probe_every, num)
         is_looking = governor.is_opening or governor.follows_ops
         wants_ops = is_looking or bool(governor.wanted & OF_OPS)
         is_quiet = not (governor.wanted or is_looking or attention.is_closer)

@@ -237,7 +237,7 @@ class WandbSink:
         self._run = run
         self._row: int | None = None
         self._rowless = 0
-        self._is_defined = self._has_said = False
+        self._is_defined = self._has_warned = False
 
     def log(self, point: Point) -> None:
         """Add the numbers to the row that is being filled."""
@@ -246,7 +246,7 @@ class WandbSink:
             self._is_defined = True
             run.define_metric("amp/step", hidden=True)
             run.define_metric("amp/*", step_metric="amp/step")
-        self._look_for_rows()
+        self._find_rows()
         run.log({**point.values, **_histograms("wandb", point.exponents)}, commit=False)
 
     def tell(self, note: Note) -> None:
@@ -260,13 +260,13 @@ class WandbSink:
         """Put the numbers of the end into the run's summary."""
         self._run.summary.update(dict(summary.values))
 
-    def _look_for_rows(self) -> None:
+    def _find_rows(self) -> None:
         """Say once that points take one another's place, where the program logs no rows."""
         row = getattr(self._run, "step", None)
         self._rowless = self._rowless + 1 if row is not None and row == self._row else 0
         self._row = row
-        if self._rowless == ROWLESS_POINTS and not self._has_said:
-            self._has_said = True
+        if self._rowless == ROWLESS_POINTS and not self._has_warned:
+            self._has_warned = True
             logger.warning(
                 "log_to: expected run.log() of your own between two points for %s, got none for %d points:"
                 " they join your next row, and only the newest is kept; without rows of your own,"

@@ -25,7 +25,7 @@ def instructions() -> list[str]: ...
 def choose(name: str, /) -> None: ...
 def prepare_taps(
     captures: dict[int, Any],
-    is_unheard: Callable[[], bool],
+    is_ignored: Callable[[], bool],
     set_compiler: Callable[[Any], Any] | None,
     not_taken: object,
     of_compiler: dict[str, Any],
@@ -53,7 +53,7 @@ def prepare_steps(names: tuple[str, ...], of_torch: tuple[Any, ...], /) -> None:
 class TappedCall:
     plan: tuple[Any, ...]
     around: Callable[..., Any] | None
-    always_heard: bool
+    also_in_capture: bool
     def call(self, original: Callable[..., Any], /, *given: Any) -> Any: ...
 
 class Channel:

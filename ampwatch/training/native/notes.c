@@ -87,7 +87,7 @@ int note_by(PyObject *function, PyObject *kind, PyObject *given, const long long
     return done ? 0 : -1;
 }
 
-/* columns(): return when, on which thread, what, and what was told with it: of each moment. */
+/* columns(): return when, on which thread, what, and what came with it: of each moment. */
 static PyObject *columns(PyObject *object, PyObject *unused)
 {
     Notes *self = (Notes *)object;

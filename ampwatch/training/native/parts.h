@@ -18,7 +18,7 @@ PyObject *make_timed_root(void);
 PyObject *make_call_notes(void);
 
 /* Functions of the module. The first tell it of what is Python's: hooks/tapped_call.py, hooks/channel.py,
- * transfer/readback.py, iteration/plain.py, sensors/time/call_notes.py. */
+ * transfer/readback.py, iteration/quiet.py, sensors/time/call_notes.py. */
 PyObject *prepare_taps(PyObject *module, PyObject *const *args, Py_ssize_t given);
 PyObject *prepare_channels(PyObject *module, PyObject *const *args, Py_ssize_t given);
 PyObject *prepare_steps(PyObject *module, PyObject *const *args, Py_ssize_t given);

@@ -12,7 +12,7 @@
 #include <string.h>
 #include <structmember.h>
 
-/* What is heard, as in HEARD of iteration/plain.py, and in CHANNELS the events that it stands for. */
+/* What is listened to, as in LISTENED of iteration/quiet.py, and in CHANNELS the events that it stands for. */
 enum {
     SCALED,
     STEP_BEFORE,
@@ -21,9 +21,9 @@ enum {
     OPTIMIZER_AFTER,
     UPDATE_BEFORE,
     UPDATE_AFTER,
-    NUM_HEARD
+    NUM_LISTENED
 };
-enum { CLOSING = NUM_HEARD, CLOSED, OPENED, NUM_CHANNELS };
+enum { CLOSING = NUM_LISTENED, CLOSED, OPENED, NUM_CHANNELS };
 enum { MAX_STEPS = 256 };
 #define MAX_COUNT 0x1p53 /* above it a double leaves out some whole numbers */
 
@@ -44,7 +44,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *given[NUM_GIVEN];
-    PyObject *fallback[NUM_HEARD]; /* what is told of what is not taken down */
+    PyObject *fallback[NUM_LISTENED]; /* what is notified of what is not taken down */
     PyObject *channels[NUM_CHANNELS];
     /* The form; with the subscribers of each channel and those of them that are dormant. */
     PyObject *form[NUM_OF_FORM];
@@ -70,7 +70,7 @@ typedef struct {
     Step steps[MAX_STEPS];
 } Steps;
 
-static const char *const heard_names[NUM_HEARD] = {
+static const char *const listened_names[NUM_LISTENED] = {
     "scaled",          "step_before",   "step_after",   "optimizer_before",
     "optimizer_after", "update_before", "update_after",
 };
@@ -112,7 +112,7 @@ static int read_known(Steps *self, int which, double *value)
     return 1;
 }
 
-/* Whether nobody else is to be told of an event who was not when the form was given. */
+/* Whether nobody else is to be notified of an event who was not when the form was given. */
 static int is_quiet(Steps *self, int channel)
 {
     if (subscribers_of(self->channels[channel]) != self->subscribers[channel]) return 0;
@@ -123,20 +123,20 @@ static int is_quiet(Steps *self, int channel)
     return is;
 }
 
-/* Have something noted that is heard. */
-static int note(Steps *self, int heard, PyObject *given, const long long *at)
+/* Have something noted that is event. */
+static int note(Steps *self, int event, PyObject *given, const long long *at)
 {
     PyObject *function = PyObject_GetAttr(self->given[BUS], s_note);
-    PyObject *kind = PyTuple_GetItem(self->given[NOTES], heard);
+    PyObject *kind = PyTuple_GetItem(self->given[NOTES], event);
     int noted = function && kind ? note_by(function, kind, given, at) : -1;
     Py_XDECREF(function);
     return noted;
 }
 
 /* Note what happens, and that a step of the scaler or of the optimizer has begun or ended. */
-static int note_and_set(Steps *self, int heard, PyObject *flag, PyObject *value)
+static int note_and_set(Steps *self, int event, PyObject *flag, PyObject *value)
 {
-    if (note(self, heard, NULL, NULL) < 0) return -1;
+    if (note(self, event, NULL, NULL) < 0) return -1;
     return PyObject_SetAttr(self->given[BUS], flag, value) < 0 ? -1 : 1;
 }
 
@@ -320,9 +320,9 @@ static long long unix_ns(void)
 /* Have it noted that the iteration has ended, as the ledger does. */
 static int note_end(Steps *self, double duration_s, const long long *now)
 {
-    PyObject *told = Py_BuildValue("Ld", self->step, duration_s);
-    int noted = told ? note(self, UPDATE_AFTER, told, now) : -1;
-    Py_XDECREF(told);
+    PyObject *values = Py_BuildValue("Ld", self->step, duration_s);
+    int noted = values ? note(self, UPDATE_AFTER, values, now) : -1;
+    Py_XDECREF(values);
     return noted;
 }
 
@@ -353,7 +353,7 @@ static int take_update_after(Steps *self, PyObject *const *args)
     if (self->open.is_moved != self->is_moved || self->num == MAX_STEPS) return 0;
     if (self->thread != PyThread_get_thread_ident()) return 0;
     int is = 1;
-    for (int i = NUM_HEARD; is > 0 && i < NUM_CHANNELS; i++) is = is_quiet(self, i);
+    for (int i = NUM_LISTENED; is > 0 && i < NUM_CHANNELS; i++) is = is_quiet(self, i);
     if (is > 0) is = has_scale(self);
     if (is > 0) is = is_same(args[0], s_tracker, self->form[TRACKER]);
     for (int i = 0; is > 0 && i < 3; i++) {
@@ -377,19 +377,19 @@ static int take_update_after(Steps *self, PyObject *const *args)
     return set_step(self);
 }
 
-static int (*const takes[NUM_HEARD])(Steps *, PyObject *const *) = {
+static int (*const takes[NUM_LISTENED])(Steps *, PyObject *const *) = {
     take_scaled,          take_step_before,   take_step_after,  take_optimizer_before,
     take_optimizer_after, take_update_before, take_update_after,
 };
 
-/* What becomes of something that is heard: the ledger takes over and is told; it is taken down; it is told as
+/* What becomes of something that is event: the ledger takes over and is notified; it is taken down; it is emitted as
  * ever, without the ledger taking over. */
 enum { REFUSED, TAKEN, NOT_OURS };
 
 /* Return TAKEN of what is about the scaler or the optimizer of the form, else one of the others. */
-static int whose(Steps *self, int heard, PyObject *owner)
+static int whose(Steps *self, int event, PyObject *owner)
 {
-    if (heard == OPTIMIZER_BEFORE || heard == OPTIMIZER_AFTER)
+    if (event == OPTIMIZER_BEFORE || event == OPTIMIZER_AFTER)
         return captures_any() ? REFUSED : is_known(self, owner);
     if (owner == self->form[SCALER]) return TAKEN;
     /* Another training's, or the one that is watched from now on. */
@@ -398,13 +398,13 @@ static int whose(Steps *self, int heard, PyObject *owner)
 }
 
 /* Take it down if it can be; -1 with an error set. */
-static int take(Steps *self, int heard, PyObject *const *args)
+static int take(Steps *self, int event, PyObject *const *args)
 {
     long long step = self->step;
-    int is = whose(self, heard, args[0]);
-    if (is == TAKEN) is = is_quiet(self, heard);
-    if (is == TAKEN) is = takes[heard](self, args);
-    /* What was called may have ended this: the ledger has taken over, and has not heard of it. */
+    int is = whose(self, event, args[0]);
+    if (is == TAKEN) is = is_quiet(self, event);
+    if (is == TAKEN) is = takes[event](self, args);
+    /* What was called may have ended this: the ledger has taken over, and has not event of it. */
     return is == TAKEN && !self->is_on && step == self->step ? NOT_OURS : is;
 }
 
@@ -436,17 +436,17 @@ static int call_ledger(Steps *self, int which)
     return -1;
 }
 
-/* Hear something: take it down, or tell those of it who are told as ever. */
-static PyObject *hear(Steps *self, int heard, PyObject *const *args, Py_ssize_t given)
+/* Take an event down, or notify those who are notified as ever. */
+static PyObject *receive(Steps *self, int event, PyObject *const *args, Py_ssize_t given)
 {
-    if (given != (heard == SCALED ? 4 : 3)) {
+    if (given != (event == SCALED ? 4 : 3)) {
         PyErr_Format(PyExc_TypeError, "expected other than %zd arguments", given);
         return NULL;
     }
     if (self->is_on) {
         long long began = now_ns(), step = self->step;
         self->num_taking++;
-        int taken = take(self, heard, args);
+        int taken = take(self, event, args);
         self->num_taking--;
         self->spent_ns += now_ns() - began;
         if (!self->is_on) forget(self);
@@ -458,24 +458,24 @@ static PyObject *hear(Steps *self, int heard, PyObject *const *args, Py_ssize_t 
             if ((turns && call_ledger(self, TURN) < 0) || settle(self) < 0) return NULL;
             Py_RETURN_NONE;
         }
-        /* What was asked is asked again by those who are told, behind their guards. */
+        /* What was asked is asked again by those who are notified, behind their guards. */
         if (taken < 0 && !drop_error(self)) return NULL;
         if (taken != NOT_OURS && self->is_on && call_ledger(self, RESUME) < 0) return NULL;
     }
-    PyObject *listener = self->fallback[heard];
+    PyObject *listener = self->fallback[event];
     if (!listener) Py_RETURN_NONE; /* tp_clear has been called */
     Py_INCREF(listener); /* another one may be put in its place */
-    PyObject *told =
+    PyObject *result =
         given == 4 ? PyObject_CallFunctionObjArgs(listener, args[0], args[1], args[2], args[3], NULL)
                    : PyObject_CallFunctionObjArgs(listener, args[0], args[1], args[2], NULL);
     Py_DECREF(listener);
-    return told;
+    return result;
 }
 
-#define DEFINE_LISTENER(name, heard)                                                     \
+#define DEFINE_LISTENER(name, event)                                                     \
     static PyObject *name(PyObject *self, PyObject *const *args, Py_ssize_t given)       \
     {                                                                                    \
-        return hear((Steps *)self, heard, args, given);                                  \
+        return receive((Steps *)self, event, args, given);                                  \
     }
 
 DEFINE_LISTENER(scaled, SCALED)
@@ -486,22 +486,22 @@ DEFINE_LISTENER(optimizer_after, OPTIMIZER_AFTER)
 DEFINE_LISTENER(update_before, UPDATE_BEFORE)
 DEFINE_LISTENER(update_after, UPDATE_AFTER)
 
-/* listener(name, fallback): return what listens in place of a listener, which is told where this is not on. */
+/* listener(name, fallback): return what listens in place of a listener, which is notified where this is not on. */
 static PyObject *listener(PyObject *object, PyObject *args)
 {
     Steps *self = (Steps *)object;
     const char *name;
     PyObject *fallback;
     if (!PyArg_ParseTuple(args, "sO:listener", &name, &fallback)) return NULL;
-    for (int i = 0; i < NUM_HEARD; i++) {
-        if (strcmp(heard_names[i], name)) continue;
+    for (int i = 0; i < NUM_LISTENED; i++) {
+        if (strcmp(listened_names[i], name)) continue;
         PyObject *before = self->fallback[i];
         Py_INCREF(fallback);
         self->fallback[i] = fallback;
         Py_XDECREF(before);
         return PyObject_GetAttrString(object, name);
     }
-    PyErr_Format(PyExc_ValueError, "expected one of what is heard, got %s", name);
+    PyErr_Format(PyExc_ValueError, "expected one of what is event, got %s", name);
     return NULL;
 }
 
@@ -591,7 +591,7 @@ static int traverse(PyObject *object, visitproc visit, void *arg)
     for (int i = 0; i < NUM_GIVEN; i++) Py_VISIT(self->given[i]);
     Py_VISIT(self->seen);
     Py_VISIT(self->verdict);
-    for (int i = 0; i < NUM_HEARD; i++) Py_VISIT(self->fallback[i]);
+    for (int i = 0; i < NUM_LISTENED; i++) Py_VISIT(self->fallback[i]);
     for (int i = 0; i < NUM_OF_FORM; i++) Py_VISIT(self->form[i]);
     for (int i = 0; i < NUM_CHANNELS; i++) {
         Py_VISIT(self->channels[i]);
@@ -606,7 +606,7 @@ static int clear(PyObject *object)
     Steps *self = (Steps *)object;
     forget(self);
     for (int i = 0; i < NUM_GIVEN; i++) Py_CLEAR(self->given[i]);
-    for (int i = 0; i < NUM_HEARD; i++) Py_CLEAR(self->fallback[i]);
+    for (int i = 0; i < NUM_LISTENED; i++) Py_CLEAR(self->fallback[i]);
     for (int i = 0; i < NUM_CHANNELS; i++) Py_CLEAR(self->channels[i]);
     return 0;
 }

@@ -12,11 +12,11 @@ typedef struct {
     PyObject_HEAD
     PyObject *plan;   /* (begins, afters, fails) */
     PyObject *around; /* NULL or None without */
-    char always_heard;
+    char also_in_capture;
 } TappedCall;
 
 /* As given to prepare_taps; set_compiler is NULL where it has no effect. */
-static PyObject *captures, *is_unheard, *set_compiler, *not_taken, *of_compiler, *flag;
+static PyObject *captures, *is_ignored, *set_compiler, *not_taken, *of_compiler, *flag;
 
 /* What a call is made with; instance is NULL for a function. */
 typedef struct {
@@ -54,12 +54,12 @@ static PyObject *call_original(const Call *call)
 static int tell(PyObject *listener, const Call *call, PyObject *first, PyObject *second,
                 PyObject *third)
 {
-    PyObject *told =
+    PyObject *result =
         call->instance
             ? PyObject_CallFunctionObjArgs(listener, call->instance, first, second, third, NULL)
             : PyObject_CallFunctionObjArgs(listener, first, second, third, NULL);
-    Py_XDECREF(told);
-    return told ? 0 : -1;
+    Py_XDECREF(result);
+    return result ? 0 : -1;
 }
 
 /* Tell those of one kind, in order; an item ends with the channel that they wait for and the instance that
@@ -109,7 +109,7 @@ static PyObject *call_between(PyObject *plan, const Call *call, PyObject *compil
         if (tell_all(plan, AFTERS, call, result) < 0) Py_CLEAR(result);
         return result;
     }
-    /* Of an interrupt as well: who counts depth would stay inside. Handled while they are told, as
+    /* Of an interrupt as well: who counts depth would stay inside. Handled while they are notified, as
      * where `except` has caught it: they look at sys.exc_info(). */
     PyObject *raised[3], *handled[3];
     PyErr_Fetch(&raised[0], &raised[1], &raised[2]);
@@ -117,9 +117,9 @@ static PyObject *call_between(PyObject *plan, const Call *call, PyObject *compil
     PyErr_GetExcInfo(&handled[0], &handled[1], &handled[2]);
     for (int i = 0; i < 3; i++) Py_XINCREF(raised[i]);
     PyErr_SetExcInfo(raised[0], raised[1], raised[2]);
-    int told = tell_all(plan, FAILS, call, NULL);
+    int status = tell_all(plan, FAILS, call, NULL);
     PyErr_SetExcInfo(handled[0], handled[1], handled[2]);
-    if (told == 0) PyErr_Restore(raised[0], raised[1], raised[2]);
+    if (status == 0) PyErr_Restore(raised[0], raised[1], raised[2]);
     else
         for (int i = 0; i < 3; i++) Py_XDECREF(raised[i]);
     return NULL;
@@ -162,9 +162,9 @@ static PyObject *make_call(PyObject *self, PyObject *const *given, Py_ssize_t nu
         return NULL;
     }
     Call call = {given[0], num == 4 ? given[1] : NULL, given[num - 2], given[num - 1]};
-    if (!tapped->always_heard && is_compiling()) return call_original(&call);
-    if (!tapped->always_heard && captures_any()) {
-        PyObject *asked = PyObject_CallFunctionObjArgs(is_unheard, NULL);
+    if (!tapped->also_in_capture && is_compiling()) return call_original(&call);
+    if (!tapped->also_in_capture && captures_any()) {
+        PyObject *asked = PyObject_CallFunctionObjArgs(is_ignored, NULL);
         if (!asked) return NULL;
         Py_DECREF(asked);
         if (asked == Py_True) return call_original(&call);
@@ -217,7 +217,7 @@ static PyMethodDef methods[] = {
 static PyMemberDef members[] = {
     {"plan", T_OBJECT, offsetof(TappedCall, plan), 0, NULL},
     {"around", T_OBJECT, offsetof(TappedCall, around), 0, NULL},
-    {"always_heard", T_BOOL, offsetof(TappedCall, always_heard), 0, NULL},
+    {"also_in_capture", T_BOOL, offsetof(TappedCall, also_in_capture), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 static PyType_Slot slots[] = {
@@ -235,7 +235,7 @@ PyObject *prepare_taps(PyObject *module, PyObject *const *args, Py_ssize_t given
         PyErr_SetString(PyExc_TypeError, "expected two dictionaries and four more arguments");
         return NULL;
     }
-    PyObject **kept[] = {&captures, &is_unheard, &set_compiler, &not_taken, &of_compiler, &flag};
+    PyObject **kept[] = {&captures, &is_ignored, &set_compiler, &not_taken, &of_compiler, &flag};
     for (int i = 0; i < 6; i++) {
         Py_INCREF(args[i]);
         Py_XDECREF(*kept[i]);

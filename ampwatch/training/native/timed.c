@@ -71,7 +71,7 @@ static PyObject *call_backward(PyObject *object, PyObject *const *args, Py_ssize
 }
 
 /* TimedRoot((bus, two channels and their events, weak references to roots by identity, class that inherits the
- * call or None, what is told of a failed note)) */
+ * call or None, what is notified of a failed note)) */
 enum { CALLED = 1, RETURNED, CALL_EVENT, RETURN_EVENT, ROOTS, INHERITS, FAILED, NUM_OF_ROOT };
 
 static int is_root(Timed *self, PyObject *called)
@@ -112,10 +112,10 @@ static int emit(PyObject *channel, PyObject *kind, PyObject *a, PyObject *b, PyO
 {
     if (!PyTuple_Size(subscribers_of(channel))) return 0;
     PyObject *event = PyObject_CallFunctionObjArgs(kind, a, b, c, NULL);
-    PyObject *told = event ? PyObject_CallMethodObjArgs(channel, s_emit, event, NULL) : NULL;
+    PyObject *result = event ? PyObject_CallMethodObjArgs(channel, s_emit, event, NULL) : NULL;
     Py_XDECREF(event);
-    Py_XDECREF(told);
-    return told ? 0 : -1;
+    Py_XDECREF(result);
+    return result ? 0 : -1;
 }
 
 static PyObject *call_as_ever(Timed *self, PyObject *const *args)

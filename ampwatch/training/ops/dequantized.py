@@ -45,7 +45,7 @@ class Dequantized:
 
     A GPU multiplies FP8 matrices as they are, and applies their scales to the result. Where it cannot
     (a CPU, an older GPU) libraries emulate that: they cast both matrices up, take the scales off,
-    and multiply in float32 or bfloat16. Such a product is told by where its two operands come from:
+    and multiply in float32 or bfloat16. Such a product is known by where its two operands come from:
     from a cast out of an FP8 format, through nothing but copies, views and scales that several
     numbers share. Anything else that an op computes is a number of its own.
 

@@ -97,7 +97,7 @@ class OpSensor(Sensor):
         """
         raise NotImplementedError
 
-    def glance(self, _call: OpCall) -> bool:
+    def prefilter(self, _call: OpCall) -> bool:
         """Take in a call of an op that it wants, if nothing more than the call has to be known.
 
         Asked outside of the guard, before the place of the call is worked out, which takes longer

@@ -408,7 +408,7 @@ def _is_backward() -> bool:
 
 
 def _is_of_parts(args: Sequence[Any], kwargs: dict[str, Any] | None) -> bool:
-    """Whether all tensors of other classes among arguments are made of plain ones that hold something."""
+    """Whether all tensors of other classes among arguments are made of quiet ones that hold something."""
     tensors = [t for t in tensors_among((*args, *(kwargs or {}).values())) if not is_bare(t)]
     try:
         is_open = bool(tensors) and all(map(has_parts, tensors))

@@ -129,7 +129,7 @@ class Inquiry:
 
     Attributes:
         pace: Which iterations are replayed.
-        suspect: What the graph of a loss has said of an iteration; ``None`` without one.
+        suspect: What the graph of a loss has reported of an iteration; ``None`` without one.
         withholds: Whether what a replay finds is kept until it is known whether weights have broken by it.
         withheld: What is kept.
     """
@@ -261,7 +261,7 @@ class Inquiry:
             self._context.observe(trace)
 
     def _blame_loss(self, step: int, *, is_model_finite: bool) -> bool:
-        """Hand on what the graph of the loss said, unless it may have come from the model."""
+        """Hand on what the graph of the loss showed, unless it may have come from the model."""
         suspect, self.suspect = self.suspect, None
         if suspect is None or suspect.step != step:
             return False

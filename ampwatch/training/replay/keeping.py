@@ -118,7 +118,7 @@ class CallKeeper:
             ReplayRefusedError: If it cannot be kept.
         """
         if step != self._step:
-            # Of iterations that were well, and of whose ends nobody was told.
+            # Of iterations that were well, and of whose ends nobody was notified.
             self._step, self._is_over = step, False
             self.take_open()
         draws = self.random.at_call(self._home.devices)

@@ -243,7 +243,7 @@ class Replay:
         self._returned = returned
         self._goes_back = goes_back
         self._arguments = call.arguments()
-        # What a copy of the user's classes does is neither heard nor leaves a trace, random numbers
+        # What a copy of the user's classes does is neither seen nor leaves a trace, random numbers
         # that it draws least of all.
         undo: list[Undo] = []
         try:
@@ -444,7 +444,7 @@ class Replay:
         parameters = [p for p in self.replica.parameters.values() if p.requires_grad]
         if not starts or not parameters:
             return
-        # grad, and not backward: whoever calls backward is heard by others, and by their hooks.
+        # grad, and not backward: whoever calls backward is seen by others, and by their hooks.
         gradients = torch.autograd.grad(roots, parameters, starts, allow_unused=True)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient

@@ -83,7 +83,7 @@ class ReplaySensor(Sensor):
         self._hooked_at = -1
         self._is_followed = False
         self._is_known = False
-        self._num_heard = 0
+        self._num_received = 0
         self._refusals: dict[str, int] = {}
         self.why_not = ""
 
@@ -145,7 +145,7 @@ class ReplaySensor(Sensor):
 
     def root_called(self, event: on.RootCalled) -> None:
         """Keep a call that records gradients."""
-        self._num_heard += 1
+        self._num_received += 1
         is_backward = graph_task() != -1
         if not torch.is_grad_enabled() or is_backward or self.why_not:
             return
@@ -222,7 +222,7 @@ class ReplaySensor(Sensor):
         if is_settled != self._was_settled:
             self._was_settled = is_settled
             self._ignore()
-        elif is_settled and step - self._listening_since > SETTLED and not self._num_heard:
+        elif is_settled and step - self._listening_since > SETTLED and not self._num_received:
             self._end_for_good(
                 "only compiled functions call the model, and their calls are not observed"
             )
@@ -339,7 +339,7 @@ class ReplaySensor(Sensor):
     @property
     def _is_sampling(self) -> bool:
         """Whether outputs of modules are measured on a replica."""
-        return self._samples and self._is_listening and self._num_heard > 0
+        return self._samples and self._is_listening and self._num_received > 0
 
     def not_seen(self) -> Iterator[str]:
         """Yield, in sentences, why failed steps were not replayed, or outputs not measured."""

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 logger = Log()
 
 GROWTH_FACTOR = 2.0
-"""Factor of a growth where nothing else is said: that of every published scaler."""
+"""Factor of a growth where nothing else is given: that of every published scaler."""
 
 BACKOFF_FACTOR = 0.5
-"""Factor of a backoff where nothing else is said."""
+"""Factor of a backoff where nothing else is given."""
 
 NOT_KNOWN = math.nan
 """Stands for an outcome that cannot be read: that a step was taken is not claimed then."""
@@ -170,7 +170,7 @@ def _check_end(end: Any) -> None:
 
 
 class Reader:
-    """Asks a LossScaler, and never raises: what cannot be read is said once, and is unknown then.
+    """Asks a LossScaler, and never raises: what cannot be read is reported once, and is unknown then.
 
     Args:
         of: The scaler.
@@ -180,7 +180,7 @@ class Reader:
         self._of = of
         self._is_readable = of.get_scale is not None
         self._answers = of.skipped is not None
-        self._is_said = False
+        self._is_reported = False
 
     def scale(self) -> object:
         """Return the scale as ``put_in`` takes it; ``None`` if there is none, or it is not known."""
@@ -204,8 +204,8 @@ class Reader:
         try:
             return as_outcome(self._of.skipped(returned))
         except AnswerError as error:
-            if not self._is_said:
-                self._is_said = True
+            if not self._is_reported:
+                self._is_reported = True
                 self._say("skipped()", error, "whether such a step was taken is not known")
             return NOT_KNOWN
         except Exception as error:  # likewise

@@ -73,7 +73,7 @@ class Gradients:
 
 
 class Contents:
-    """Asks whether gradients are finite, and hears the answer without waiting for it."""
+    """Asks whether gradients are finite, and reads the answer without waiting for it."""
 
     def __init__(self) -> None:
         self._readback = Readback(slots=1, width=1)

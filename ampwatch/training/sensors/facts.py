@@ -51,7 +51,7 @@ class Notices(Sensor):
         self.record_memory()
 
     def record_memory(self) -> None:
-        """Record what memory is held, where that has changed. Never in a plain step."""
+        """Record what memory is held, where that has changed. Never in a quiet step."""
         held = self._context.memory.facts()
         changed = {name: value for name, value in held.items() if self._held.get(name) != value}
         if changed:

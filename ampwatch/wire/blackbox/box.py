@@ -32,7 +32,7 @@ class Box:
         state: What the rank was doing.
         reason: Why it ended, in words: the exception that ended the loop, or that it was
             killed; empty otherwise.
-        ended_ns: Unix time at which it said that it ends; 0 if it has not. Unit: ns.
+        ended_ns: Unix time at which it announced its end; 0 if it has not. Unit: ns.
         traceback: Where in the user's program that exception came from; empty without one.
         written_ns: When the box was made. Unit: ns.
         written_by: Who made it: ``training``, ``daemon`` or ``report``.

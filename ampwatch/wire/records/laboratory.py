@@ -28,7 +28,7 @@ LINEAR, CONVOLUTION = "linear", "convolution"
 
 
 PHASE_BEGINS = (0, 64, 1024, 16384)
-"""First iterations of the phases of a training that are told apart: ranges change by orders of magnitude
+"""First iterations of the phases of a training that are distinguished: ranges change by orders of magnitude
 over orders of magnitude of steps. The newest measurement of each phase is kept."""
 
 
@@ -161,7 +161,7 @@ class BudgetRecord(Struct, frozen=True):
         dtype: Dtype of what it has returned.
         autocast: Dtypes of autocast, with commas between them; empty without it.
         total: Relative error of what it has returned, as an L2 norm; NaN where it is not known.
-        contribution: What is born in the module and its parts adds that much to the error of the target, to
+        contribution: What originates in the module and its parts adds that much to the error of the target, to
             first order; NaN where it is not known.
         target: ``loss``, or ``output`` where the model does not return its loss.
         error: Error of the target; NaN where it is not known.

@@ -1,4 +1,4 @@
-"""Remedies that were tried on the batch that failed, and what is said of them."""
+"""Remedies that were tried on the batch that failed, and what is reported about them."""
 
 from __future__ import annotations
 

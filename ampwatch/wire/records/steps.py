@@ -34,7 +34,7 @@ class StepPhase(Labelled):
     ``DATA``: the program waits for the next batch of a DataLoader. ``FORWARD``: from the call of
     the model to backward, the loss included. ``BACKWARD``: backward, where nothing is summed over
     ranks in it. ``BACKWARD_WITH_REDUCTION``: backward in which gradients are summed over ranks
-    meanwhile (DDP, FSDP): how much of it is a wait for others cannot be told from one rank alone.
+    meanwhile (DDP, FSDP): how much of it is a wait for others is not known from one rank alone.
     ``REDUCTION``: waits for collectives outside of forward and backward. ``UNSCALE_AND_CLIP``:
     ``scaler.unscale_``, the check for non-finite gradients, clipping. ``OPTIMIZER``: the steps of
     optimizers. ``EVALUATION``: calls of the model in evaluation mode without gradients, and what is
@@ -116,7 +116,7 @@ class StepRecord(Struct):
         overhead_ns: Host time so far that ampwatch spent on the training thread. Unit: ns.
         phases: Where ``duration_s`` went, by the clock of the host; on a device the host is ahead,
             and ``DevicePhasesRecord`` has what it does.
-        total_samples: Samples so far that the program has said it trained on; -1 without a word.
+        total_samples: Samples so far that the program has reported it trained on; -1 without a word.
         total_tokens: Tokens so far, likewise.
         cpu_ns: CPU time of the training thread so far, as of its newest reading, which is a few
             iterations old at most; -1 where the system does not tell. Unit: ns.

@@ -162,7 +162,7 @@ class DaemonLock:
         self.let_go()
 
 
-class Sight(NamedTuple):
+class LockState(NamedTuple):
     """The state of a lock file at one moment.
 
     Attributes:
@@ -176,7 +176,7 @@ class Sight(NamedTuple):
     has_resigned: bool
 
 
-def look_at(directory: Path) -> Sight:
+def read_lock(directory: Path) -> LockState:
     """Return the state of the lock file in ``directory``, without taking the lock or changing it.
 
     Raises:
@@ -191,11 +191,11 @@ def look_at(directory: Path) -> Sight:
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return Sight(
+            return LockState(
                 is_held=True, info=info_of(os.pread(fd, MAX_CONTENT, 0)), has_resigned=False
             )
         content = os.pread(fd, len(RESIGNED) + 1, 0)
-        return Sight(is_held=False, info=None, has_resigned=content == RESIGNED)
+        return LockState(is_held=False, info=None, has_resigned=content == RESIGNED)
     finally:
         os.close(fd)
 
@@ -238,12 +238,12 @@ def encoded(info: DaemonInfo) -> bytes:
 def info_of(content: bytes) -> DaemonInfo | None:
     """Return what a lock file says, ``None`` if nothing that makes sense."""
     try:
-        said = parse_json(content)
+        fields_read = parse_json(content)
         # A daemon of an older release does not say all of it.
         values = {
-            f.name: said[f.name]
+            f.name: fields_read[f.name]
             for f in fields(DaemonInfo)
-            if f.default is NODEFAULT or f.name in said
+            if f.default is NODEFAULT or f.name in fields_read
         }
         values["ring_directories"] = tuple(values.get("ring_directories", ()))
         values |= {flag: values.get(flag) is True for flag in ("auto", "wants_token")}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.errors import DaemonError, remedy_of
 from ampwatch.runtime import announcement_path, runtime_paths, service_uid
-from ampwatch.wire.rendezvous.lock import MAX_CONTENT, DaemonInfo, encoded, info_of, look_at
+from ampwatch.wire.rendezvous.lock import MAX_CONTENT, DaemonInfo, encoded, info_of, read_lock
 from ampwatch.wire.rendezvous.token import read_token
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def find_daemon(settings: Settings) -> Found | None:
     """
     for directory in runtime_paths(settings.runtime_dir):
         with suppress(OSError):
-            if (info := look_at(directory).info) is not None:
+            if (info := read_lock(directory).info) is not None:
                 return Found(info, directory)
     info = _announced(announcement_path(settings.ring_dir))
     return None if info is None else Found(info, None)

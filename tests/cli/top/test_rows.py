@@ -13,7 +13,7 @@ from ampwatch.host.fleet import Fleet
 from ampwatch.host.page.page import Feed
 from ampwatch.host.page.rank_lists import MAX_SPANS, RankLists
 from ampwatch.report.rank_list import RankList, unpacked
-from ampwatch.report.report import render_story
+from ampwatch.report.report import render_incident
 from ampwatch.report.verdict import Level
 from ampwatch.settings import Settings
 from ampwatch.wire.records import FindingRecord
@@ -45,7 +45,7 @@ def test_a_row_says_what_the_page_says() -> None:
         if is_known
     }
     assert row.level is Level.FAILING
-    assert (row.step, row.world_size, row.is_speaker) == (3, 2, True)
+    assert (row.step, row.world_size, row.is_shown) == (3, 2, True)
     assert row.scale == [65536.0, 32768.0, 16384.0, 32768.0]
     assert row.loss == [2.0, 2.0, math.inf, 2.0]
     assert newest(row.seconds) == 0.25
@@ -69,12 +69,12 @@ def test_of_a_long_run_the_newest_spans_are_there() -> None:
 
 def test_findings_are_stories_with_what_they_explain() -> None:
     """As reports have them, numbers included."""
-    (story,) = row_of(many_ranks(4, broken=3), "gpt", 3).stories
+    (incident,) = row_of(many_ranks(4, broken=3), "gpt", 3).incidents
 
-    assert story.finding.kind == "forward_overflow"
-    assert (story.finding.op, story.finding.where) == ("mm", "decoder.3.ffn")
-    assert [s.finding.kind for s in story.symptoms] == ["scale_collapse"]
-    told = render_story(story.symptoms[0])
+    assert incident.finding.kind == "forward_overflow"
+    assert (incident.finding.op, incident.finding.where) == ("mm", "decoder.3.ffn")
+    assert [s.finding.kind for s in incident.symptoms] == ["scale_collapse"]
+    told = render_incident(incident.symptoms[0])
     # As a number or in words: that is the daemon's.
     assert re.search(r"loss scale  (3\.05176e-05|3\.051758e-05 \(2\^-15\))\n", told)
 

@@ -207,12 +207,12 @@ def test_the_nearer_the_limit_the_more_often_logits_are_looked_at(
 ) -> None:
     """And not at all before attention was seen, nor often at large logits that stay as they are."""
     detector = LogitGrowth(Shared(FindingBook(lambda _news: None)))
-    assert detector.look_every == 0
+    assert detector.probe_every == 0
     for step, largest in ((0, before), (APART, now)):
         detector.observe(LogitsRead(step, "h.0", "_softmax", "float16", largest, False))  # noqa: FBT003
 
     assert every in [steps for _, steps in INTERVALS]
-    assert detector.look_every == every
+    assert detector.probe_every == every
 
 
 def test_one_module_that_nears_the_limit_is_enough_to_look_often() -> None:
@@ -222,4 +222,4 @@ def test_one_module_that_nears_the_limit_is_enough_to_look_often() -> None:
         for where, size in (("h.0", 5.0), ("h.1", largest), ("h.2", 5.0)):
             detector.observe(LogitsRead(step, where, "_softmax", "float16", size, False))  # noqa: FBT003
 
-    assert detector.look_every == min(steps for _, steps in INTERVALS)
+    assert detector.probe_every == min(steps for _, steps in INTERVALS)

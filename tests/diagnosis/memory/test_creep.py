@@ -10,8 +10,8 @@ import pytest
 
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.detector import Shared
-from ampwatch.diagnosis.evidence.memory import Holding, Kept, Memory, MemoryPlace, MemoryRead
-from ampwatch.diagnosis.memory.creep import LONG, Course, MemoryCreep, Point
+from ampwatch.diagnosis.evidence.memory import HeldParts, Holding, Memory, MemoryPlace, MemoryRead
+from ampwatch.diagnosis.memory.creep import LONG, MemoryCreep, MemoryHistory, Point
 from ampwatch.wire.records import Finding
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -45,17 +45,17 @@ NOT_GROWING: dict[str, Callable[[int], float]] = {
 }
 
 
-def course_of(memory: Callable[[int], float], steps: int = 2048) -> Course:
-    course = Course()
+def history_of(memory: Callable[[int], float], steps: int = 2048) -> MemoryHistory:
+    history = MemoryHistory()
     for step in range(0, steps, APART):
-        course.add(Point(step, step * SECOND, int(memory(step)), -1))
-    return course
+        history.add(Point(step, step * SECOND, int(memory(step)), -1))
+    return history
 
 
 @pytest.mark.parametrize("memory", GROWING.values(), ids=GROWING.keys())
 def test_memory_that_grows_is_seen_at_its_rate(memory: Callable[[int], float]) -> None:
     """As a straight line through its ends has it, within what noise and swings make of that."""
-    growth = course_of(memory).growth()
+    growth = history_of(memory).growth()
 
     assert growth is not None
     exact = (memory(2032) - memory(1024)) / 1008
@@ -67,12 +67,12 @@ def test_memory_that_grows_is_seen_at_its_rate(memory: Callable[[int], float]) -
 
 @pytest.mark.parametrize("memory", NOT_GROWING.values(), ids=NOT_GROWING.keys())
 def test_memory_that_does_not_grow_for_good_is_left_alone(memory: Callable[[int], float]) -> None:
-    assert course_of(memory).growth() is None
+    assert history_of(memory).growth() is None
 
 
 def observed(
     memory: Callable[[int], float],
-    kept: Callable[[int], Kept | None] = lambda _step: None,
+    kept: Callable[[int], HeldParts | None] = lambda _step: None,
     *,
     limit: int = 64 * GIB,
     place: MemoryPlace = MemoryPlace.HOST,
@@ -89,9 +89,9 @@ def observed(
     return book.findings
 
 
-def keeps(holding: Holding) -> Callable[[int], Kept | None]:
+def keeps(holding: Holding) -> Callable[[int], HeldParts | None]:
     """Return what is kept from the first iteration on."""
-    return lambda step: Kept(holding, step // APART, 0, "train.py:9") if step > APART else None
+    return lambda step: HeldParts(holding, step // APART, 0, "train.py:9") if step > APART else None
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_what_keeps_the_memory_is_named(holding: Holding, where: str, words: str
 def test_what_is_kept_for_less_than_a_thousand_iterations_is_left_alone() -> None:
     """The collector may free it, or the mean of a window needs it."""
     short = observed(
-        leak, lambda step: Kept(Holding.LOSS, 60, max(step - LONG + 1, 0)), steps=4 * LONG
+        leak, lambda step: HeldParts(Holding.LOSS, 60, max(step - LONG + 1, 0)), steps=4 * LONG
     )
 
     assert short == []
@@ -142,7 +142,7 @@ def test_memory_that_is_used_up_soon_is_found_whoever_holds_it() -> None:
 def test_what_is_known_of_graphs_is_said_of_memory_that_is_used_up_soon() -> None:
     """Though they are kept for a short while only."""
     (finding,) = observed(
-        leak, lambda step: Kept(Holding.LOSS, 20, step - 300), limit=int(leak(3500))
+        leak, lambda step: HeldParts(Holding.LOSS, 20, step - 300), limit=int(leak(3500))
     )
 
     assert "The losses are kept" in finding.summary

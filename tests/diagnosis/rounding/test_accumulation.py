@@ -51,7 +51,7 @@ def of_data(lost: float) -> Stuck:
 
 
 @pytest.mark.parametrize(
-    ("kind", "stuck", "is_told"),
+    ("kind", "stuck", "is_outcome_known"),
     [
         # A sum has stopped after a row of additions, sooner if it was seen to grow.
         ("metric_accum_rounding", running(7, 9), False),
@@ -85,7 +85,7 @@ def of_data(lost: float) -> Stuck:
     ],
 )
 def test_what_is_lost_is_told_once_it_is_enough(
-    book: FindingBook, kind: str, stuck: Stuck, *, is_told: bool
+    book: FindingBook, kind: str, stuck: Stuck, *, is_outcome_known: bool
 ) -> None:
     """By the kind of what was added up, at the place and by the op that added last."""
     Accumulation(Shared(book)).observe(stuck)
@@ -93,7 +93,7 @@ def test_what_is_lost_is_told_once_it_is_enough(
     site = stuck.site
     assert [(f.kind, f.where, f.op, f.phase, f.dtype, f.source) for f in book.findings] == [
         (kind, site.where, site.op, site.phase, "bfloat16", "train.py:12")
-    ] * is_told
+    ] * is_outcome_known
     assert all(f.severity is Severity.WARNING for f in book.findings)
 
 

@@ -244,8 +244,8 @@ def test_a_map_is_of_one_rank_and_sent_again_only_if_it_is_another(served: Serve
     assert sorted(map_["modules"]) == ["", "head"]
     assert len(map_["rows"]) == 2
     assert (again.status, again.body) == (304, b"")
-    course = served.ask("/map.json?run=gpt&rank=0&module=head").json
-    assert course["module"] == "head"
+    history = served.ask("/map.json?run=gpt&rank=0&module=head").json
+    assert history["module"] == "head"
     assert served.ask("/map.json?run=gpt&rank=0&module=(root)").json["module"] == ""
 
 

@@ -23,7 +23,7 @@ from ampwatch.host.daemon.app import Daemon, DaemonOptions, is_of_own_user
 from ampwatch.host.daemon.web_config import WebConfig
 from ampwatch.runtime import announcement_path
 from ampwatch.settings import Settings
-from ampwatch.wire.rendezvous.lock import DaemonLock, look_at, read_info
+from ampwatch.wire.rendezvous.lock import DaemonLock, read_info, read_lock
 from ampwatch.wire.rendezvous.machine import find_daemon
 from ampwatch.wire.ring import RingWriter
 from tests.host.daemon.parts import ROOT, Place, eventually
@@ -133,7 +133,7 @@ def test_a_signal_ends_the_daemon_cleanly(place: Place, stop: signal.Signals) ->
         daemon.process.send_signal(stop)
         assert daemon.process.wait(60) == 0
 
-        assert look_at(place.runtime).has_resigned
+        assert read_lock(place.runtime).has_resigned
         assert read_info(place.runtime) is None
         assert place.info() is None
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ampwatch.host.fleet import RankView
 from ampwatch.host.fleet.histogram import HOLD_SECONDS, STEP_DURATION_BOUNDS, Histogram, Peak
-from ampwatch.host.fleet.rank import DIED, FIRST_LOOK_SECONDS
+from ampwatch.host.fleet.rank import DIED, FIRST_READ_SECONDS
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.settings import Settings
 from ampwatch.state.rank import MAX_FACTS, MAX_SENSORS
@@ -116,7 +116,7 @@ def test_steps_of_before_the_first_look_are_not_in_the_histogram() -> None:
     clock = Clock(START + 100)
     records = [step(i) for i in range(1, 101)]
     rank = view(*records, clock=clock)
-    recent = sum(r.time_ns >= (clock.now - FIRST_LOOK_SECONDS) * SECOND for r in records)
+    recent = sum(r.time_ns >= (clock.now - FIRST_READ_SECONDS) * SECOND for r in records)
     assert 0 < recent < 20
     assert sum(rank.durations.counts) == recent
 

@@ -14,7 +14,7 @@ from tests.workshop.records import identity, optimizer, step
 OK, INF = False, True
 
 
-def course(verdicts: list[bool], *, first: int = 0, delay_s: float = 0.0) -> list[Record]:
+def history(verdicts: list[bool], *, first: int = 0, delay_s: float = 0.0) -> list[Record]:
     """Return the records of a rank whose scaler moves as the verdicts say."""
     records: list[Record] = []
     scale, tracker = 65536.0, 0
@@ -67,7 +67,7 @@ def put(fleet: Fleet, rank: int, records: list[Record], world_size: int) -> None
 
 def test_a_rank_that_skips_alone_is_named_with_the_step() -> None:
     """The other takes it; what follows is not told again."""
-    courses = course([INF, INF, *[OK] * 9]), course([INF, INF, OK, OK, INF, *[OK] * 6])
+    courses = history([INF, INF, *[OK] * 9]), history([INF, INF, OK, OK, INF, *[OK] * 6])
     assert found(*courses) == [(1, "optimizer:0", 4)]
 
 
@@ -75,29 +75,29 @@ def test_one_of_four_is_enough() -> None:
     """Three agree with one another."""
     well = [OK] * 12
     odd = [*[OK] * 8, INF, OK, OK, OK]
-    assert found(*map(course, (well, odd, well, well)), world_size=4) == [(1, "optimizer:0", 8)]
+    assert found(*map(history, (well, odd, well, well)), world_size=4) == [(1, "optimizer:0", 8)]
 
 
 def test_the_very_first_step_is_compared_where_it_ended_at_the_same_time() -> None:
     """There is no scale yet to tell that both count alike."""
     sick, well = [INF, *[OK] * 9], [OK] * 10
-    assert found(course(sick), course(well, delay_s=0.1)) == [(0, "optimizer:0", 0)]
-    assert found(course(sick), course(well, delay_s=0.9)) == []
+    assert found(history(sick), history(well, delay_s=0.1)) == [(0, "optimizer:0", 0)]
+    assert found(history(sick), history(well, delay_s=0.9)) == []
 
 
 @pytest.mark.parametrize("verdicts", [[OK] * 9, [INF] * 4 + [OK] * 9, [OK, INF] * 5])
 def test_ranks_that_agree_are_left_alone(verdicts: list[bool]) -> None:
     """However often they skip."""
-    assert found(course(verdicts), course(verdicts)) == []
+    assert found(history(verdicts), history(verdicts)) == []
 
 
 def test_a_rank_that_counts_otherwise_is_not_compared() -> None:
     """The monitor of this rank was made three steps later: its step 3 is the other's step 6."""
     verdicts = [INF, INF, *[OK] * 4, INF, *[OK] * 6]
-    assert found(course(verdicts), course(verdicts[3:], delay_s=3.0)) == []
+    assert found(history(verdicts), history(verdicts[3:], delay_s=3.0)) == []
 
 
 def test_two_runs_of_one_rank_each_are_no_ranks_of_one_job() -> None:
     """They may skip as they like."""
-    courses = course([OK] * 9), course([OK, INF, *[OK] * 7])
+    courses = history([OK] * 9), history([OK, INF, *[OK] * 7])
     assert found(*courses, world_size=1) == []

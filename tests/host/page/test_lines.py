@@ -8,7 +8,7 @@ import pytest
 
 from ampwatch.host.page.lines import counted, part_of
 from ampwatch.report.endings import Failure
-from ampwatch.report.stories import Story
+from ampwatch.report.incidents import Incident
 from ampwatch.report.verdict import Level, RunVerdict, Verdict
 from tests.workshop.records import alarm
 
@@ -18,11 +18,11 @@ def ranks(*levels: Level | tuple[Level, str]) -> RunVerdict:
     by_rank = {}
     for rank, given in enumerate(levels):
         level, kind = given if isinstance(given, tuple) else (given, "")
-        root = Story(alarm(kind), [rank]) if kind else None
+        root = Incident(alarm(kind), [rank]) if kind else None
         by_rank[rank] = Verdict(level, f"what rank {rank} says", root=root)
-    speaker = min(by_rank, key=lambda rank: by_rank[rank].level.badness)
-    said = by_rank[speaker]
-    return RunVerdict(said.level, said.sentence, speaker=speaker, by_rank=by_rank)
+    shown_rank = min(by_rank, key=lambda rank: by_rank[rank].level.badness)
+    judged = by_rank[shown_rank]
+    return RunVerdict(judged.level, judged.sentence, shown_rank=shown_rank, by_rank=by_rank)
 
 
 def test_ranks_that_differ_from_the_rest_are_named() -> None:
@@ -62,7 +62,7 @@ def test_the_rank_that_made_others_end_is_told_from_them() -> None:
         for rank, of in verdict.by_rank.items()
     }
 
-    assert counted(replace(verdict, by_rank=others, speaker=3)) == (
+    assert counted(replace(verdict, by_rank=others, shown_rank=3)) == (
         "7 failed (because of rank 3), 1 failed (rank 3)",
         "rank 3 has failed: what rank 3 says",
     )

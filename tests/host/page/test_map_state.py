@@ -11,7 +11,7 @@ import pytest
 
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.page.map_codes import CODES, LEGEND
-from ampwatch.host.page.map_state import MAX_TOLD, MapAnswer, Maps
+from ampwatch.host.page.map_state import MAX_IN_WORDS, MapAnswer, Maps
 from ampwatch.numerics.units.ops import Fallback, OpKind
 from ampwatch.settings import Settings
 from ampwatch.wire.records import SkipClass, Topic
@@ -237,16 +237,16 @@ def test_the_culprit_is_told_first() -> None:
     mapped.sample(1, output("b", 1, nans=5))
     mapped.put(finding("forward_overflow", "b", first_step=1, last_step=1))
 
-    told = [module for module, _, _ in mapped.state["worst"]["modules"]]
-    assert told == ["b", "a", "c"]
+    in_words = [module for module, _, _ in mapped.state["worst"]["modules"]]
+    assert in_words == ["b", "a", "c"]
 
 
 def test_more_modules_than_are_told_are_counted() -> None:
     """A list of thousands helps nobody, and one that hides its end misleads."""
     mapped = Mapped()
-    mapped.sample(0, *(output(f"m{i}", nans=1) for i in range(MAX_TOLD + 5)))
+    mapped.sample(0, *(output(f"m{i}", nans=1) for i in range(MAX_IN_WORDS + 5)))
 
-    assert len(mapped.state["worst"]["modules"]) == MAX_TOLD
+    assert len(mapped.state["worst"]["modules"]) == MAX_IN_WORDS
     assert mapped.state["worst"]["more"] == 5
 
 
@@ -304,10 +304,10 @@ def test_a_module_has_its_exponents_over_time_and_the_limits_of_its_formats() ->
     mapped = Mapped()
     mapped.sample(0, output("fc"), gradient("fc"))
     mapped.sample(5, output("fc", 5, amax=2.0**-3))
-    course = sent(mapped.maps.answer("gpt", "0", "fc"))
+    history = sent(mapped.maps.answer("gpt", "0", "fc"))
 
-    assert course["columns"] == [[0, 0], [5, 5]]
-    outputs, gradients = course["charts"]
+    assert history["columns"] == [[0, 0], [5, 5]]
+    outputs, gradients = history["charts"]
     assert outputs["ends"] == [[-8, -8], [-8, -3]]
     assert gradients["ends"] == [[-8, -8], None]
     assert outputs["format"] == gradients["format"] == "float16"

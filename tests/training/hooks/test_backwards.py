@@ -70,7 +70,7 @@ def test_a_method_of_the_compiler_is_heard_while_it_compiles() -> None:
     def captured(_backend: object, args: Any, _kwargs: object) -> None:
         heard.append(len(args[0].graph.nodes))
 
-    listener = listen(torch._TorchCompileWrapper, "__call__", before=captured, always_heard=True)
+    listener = listen(torch._TorchCompileWrapper, "__call__", before=captured, also_in_capture=True)
     try:
         torch.compile(lambda x: x * 2 + 1, backend="eager")(torch.ones(3))
     finally:

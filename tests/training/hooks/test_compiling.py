@@ -240,11 +240,11 @@ def test_the_compiler_is_asked_once_what_it_does_with_a_function(
 
     rules = "torch._dynamo.trace_rules"
     monkeypatch.delitem(sys.modules, rules, raising=False)
-    early = compiling.stands_before(lambda: 1, int)
+    early = compiling.as_stand_in(lambda: 1, int)
     compiling.keep_from_compiler()
     assert not hasattr(early, NOT_TRACED)
     monkeypatch.setitem(sys.modules, rules, SimpleNamespace(**{TRACED_AS: check}))
-    late = compiling.stands_before(lambda: 2, float)
+    late = compiling.as_stand_in(lambda: 2, float)
     for _ in range(2):
         compiling.keep_from_compiler()
 

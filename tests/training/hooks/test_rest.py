@@ -11,12 +11,12 @@ from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
 
 import ampwatch
 from ampwatch.training.hooks.bus import (
-    HEARD,
-    HEARD_AT_FIRST,
+    AWAKE,
+    AWAKE_AT_FIRST,
     LONG_ROUND,
     ROUND,
     ROUNDS_AT_FIRST,
-    next_heard,
+    next_awake,
 )
 from ampwatch.training.hooks.events import AutocastEntering
 
@@ -79,9 +79,9 @@ def test_every_place_of_a_round_is_heard_in_its_turn() -> None:
     """What a program does in each n-th iteration meets one that is heard, whatever n is."""
     heard, step = set(), 0
     while step < 4096 * ROUND:
-        step = next_heard(step)
+        step = next_awake(step)
         heard |= {step, step + 1}
-        step += HEARD
+        step += AWAKE
 
     for length in (ROUND, LONG_ROUND):
         assert {step % length for step in heard} == set(range(length))
@@ -93,8 +93,8 @@ def test_next_heard_is_the_open_iteration_or_a_later_one() -> None:
     """Never one that is over, and never further away than two rounds."""
     for step in range(4 * ROUND * ROUNDS_AT_FIRST):
         is_late = step >= ROUND * (ROUNDS_AT_FIRST - 1)
-        assert step <= next_heard(step) < step + 2 * (LONG_ROUND if is_late else ROUND)
-        assert next_heard(next_heard(step)) == next_heard(step)
+        assert step <= next_awake(step) < step + 2 * (LONG_ROUND if is_late else ROUND)
+        assert next_awake(next_awake(step)) == next_awake(step)
 
 
 @pytest.mark.parametrize(
@@ -123,16 +123,16 @@ def test_plain_steps_replace_nothing_in_pytorch(
 @pytest.mark.rotating
 def test_in_most_iterations_sensors_are_not_called(loop: Callable[..., Loop]) -> None:
     """Each at first, then two of each 32; at deep each, for each op is observed with its region."""
-    for level, later in (("light", HEARD), ("deep", ROUND)):
+    for level, later in (("light", AWAKE), ("deep", ROUND)):
         training = loop(level)
         entered = training.watch._session.bus.channel(AutocastEntering)
         heard = []
-        for _ in range(HEARD_AT_FIRST + ROUND):
+        for _ in range(AWAKE_AT_FIRST + ROUND):
             heard.append(bool(entered.subscribers))
             training.step()
 
-        assert all(heard[:HEARD_AT_FIRST])
-        assert sum(heard[HEARD_AT_FIRST:]) == later, level
+        assert all(heard[:AWAKE_AT_FIRST])
+        assert sum(heard[AWAKE_AT_FIRST:]) == later, level
 
 
 def test_closed_while_sensors_rest_it_leaves_nothing_and_can_begin_again(
@@ -141,7 +141,7 @@ def test_closed_while_sensors_rest_it_leaves_nothing_and_can_begin_again(
     """A second monitor hears its first iterations again."""
     before = in_place()
     training = loop()
-    for _ in range(HEARD_AT_FIRST + 1):
+    for _ in range(AWAKE_AT_FIRST + 1):
         training.step()
     training.watch.close()
 
@@ -184,7 +184,7 @@ def test_iterations_that_cease_to_end_are_noticed(
 ) -> None:
     """Sensors wake between iterations, so something else has to wake them."""
     training = loop()
-    for _ in range(HEARD_AT_FIRST + 3):
+    for _ in range(AWAKE_AT_FIRST + 3):
         training.step()
     for _ in range(200):
         training.optimizer.zero_grad()
@@ -201,7 +201,7 @@ def test_a_call_that_is_suspicious_is_followed_while_sensors_rest(
 ) -> None:
     """Gradients that are clipped before they are unscaled: judged by what comes after the call."""
     training = loop()
-    for _ in range(HEARD_AT_FIRST + 3):
+    for _ in range(AWAKE_AT_FIRST + 3):
         training.step()
     for _ in range(3):
         training.optimizer.zero_grad()

@@ -17,14 +17,14 @@ from ampwatch.training.iteration.governor import (
     DEEP_OPENING,
     FIRST,
     FORWARD,
-    LOOK,
-    LOOK_SHARE,
     MANY,
     MAX_ADVANCE,
     MAX_PERIOD,
     OF_OPS,
     OPENING,
     OPS,
+    PROBE,
+    PROBE_SHARE,
     QUIET_AFTER_ALARM,
     SETTLING,
     SKIPS_MEASURED,
@@ -43,7 +43,7 @@ class Training:
 
     ``drag_s``: how much longer PyTorch itself takes where each op is seen. ``costs``: what parts of
     samples cost, where that is not the same for all. ``noise``: share by which iterations vary.
-    ``look_every``: iterations of which one is asked for as a look. ``together``: whether quiet iterations are
+    ``probe_every``: iterations of which one is asked for as a look. ``together``: whether quiet iterations are
     accounted for when they are over.
     """
 
@@ -55,13 +55,13 @@ class Training:
         drag_s: float = 0.0,
         costs: dict[Topic | Observation, float] | None = None,
         noise: float = 0.0,
-        look_every: int = 0,
+        probe_every: int = 0,
         together: bool = False,  # noqa: FBT001, FBT002 - by name
         **settings: object,
     ) -> None:
         self.step_s, self.cost_s, self.always_s = step_s, cost_s, always_s
         self.drag_s, self.costs, self.noise = drag_s, costs, noise
-        self.look_every, self.together = look_every, together
+        self.probe_every, self.together = probe_every, together
         self.waiting: list[float] = []
         self.rng = random.Random(0)
         self.extra_s: list[float] = []
@@ -87,7 +87,7 @@ class Training:
             known = math.nan if governor.step == 0 else step_s + cost_s + drag_s
             self.waiting.append(known)
             if not self.together or len(self.waiting) >= governor.quiet:
-                governor.next(sum(self.waiting), self.look_every, len(self.waiting))
+                governor.next(sum(self.waiting), self.probe_every, len(self.waiting))
                 self.waiting.clear()
         return self
 
@@ -103,14 +103,14 @@ class Training:
         return [step for step, _, _ in self.samples]
 
 
-@pytest.mark.parametrize("look_every", [0, 48])
+@pytest.mark.parametrize("probe_every", [0, 48])
 @pytest.mark.parametrize("every", [0, 20])
 @pytest.mark.parametrize(("step_s", "always_s"), [(0.1, 0.0), (0.001, 5e-6), (0.03, 2e-4)])
 def test_quiet_iterations_may_be_accounted_for_together(
-    step_s: float, always_s: float, every: int, look_every: int
+    step_s: float, always_s: float, every: int, probe_every: int
 ) -> None:
     """The same iterations are sampled, but for some while the training settles."""
-    given: Any = {"always_s": always_s, "look_every": look_every, "sample_every": every}
+    given: Any = {"always_s": always_s, "probe_every": probe_every, "sample_every": every}
     one, many = (Training(step_s, together=t, **given).run(4000) for t in (False, True))
 
     assert abs(len(one.samples) - len(many.samples)) <= 1
@@ -435,7 +435,7 @@ def test_ops_are_counted_whole_and_in_their_turn() -> None:
 def test_looks_are_taken_as_often_as_they_are_asked_for(every: int) -> None:
     """After each multiple of the interval, whatever they cost; or all ops of it are counted."""
     costs: dict[Topic | Observation, float] = {Observation.OPERANDS: 0.05}
-    training = Training(costs=costs, look_every=every).run(SETTLING + 512)
+    training = Training(costs=costs, probe_every=every).run(SETTLING + 512)
     looks = [step for step, wanted, _ in training.samples if wanted & OF_OPS]
 
     # In the first iterations nobody has asked yet.
@@ -445,7 +445,7 @@ def test_looks_are_taken_as_often_as_they_are_asked_for(every: int) -> None:
 def test_ranks_that_look_at_different_intervals_share_the_rarer_looks() -> None:
     """Ranks wait for one another: apart, each would delay all the others."""
     often, seldom = (
-        {s for s, wanted, _ in Training(look_every=every).run(1000).samples if wanted == LOOK}
+        {s for s, wanted, _ in Training(probe_every=every).run(1000).samples if wanted == PROBE}
         for every in (8, 64)
     )
 
@@ -460,11 +460,11 @@ def test_looks_are_charged_and_leave_samples_their_share(drag_s: float) -> None:
     def samples_beside(every: int) -> int:
         costs: dict[Topic | Observation, float] = dict.fromkeys(Topic, 0.004)
         costs[Observation.OPERANDS] = 0.005 - drag_s
-        training = Training(costs=costs, drag_s=drag_s, look_every=every).run(SETTLING + 8192)
-        return sum(s >= SETTLING and wanted != LOOK for s, wanted, _ in training.samples)
+        training = Training(costs=costs, drag_s=drag_s, probe_every=every).run(SETTLING + 8192)
+        return sum(s >= SETTLING and wanted != PROBE for s, wanted, _ in training.samples)
 
     alone, beside = samples_beside(0), samples_beside(4)
-    assert LOOK_SHARE / 2 * alone < beside < 0.9 * alone
+    assert PROBE_SHARE / 2 * alone < beside < 0.9 * alone
 
 
 @pytest.mark.parametrize(
@@ -472,9 +472,9 @@ def test_looks_are_charged_and_leave_samples_their_share(drag_s: float) -> None:
 )
 def test_no_look_is_taken_where_ops_are_not_observed(settings: dict[str, str]) -> None:
     """Nobody would see the operands."""
-    training = Training(look_every=8, **dict[str, Any](settings)).run(200)
+    training = Training(probe_every=8, **dict[str, Any](settings)).run(200)
 
-    assert not any(wanted & LOOK for _, wanted, _ in training.samples)
+    assert not any(wanted & PROBE for _, wanted, _ in training.samples)
 
 
 def test_nothing_is_sampled_while_a_profiler_records() -> None:

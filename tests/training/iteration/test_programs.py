@@ -42,11 +42,11 @@ def fit(
     seen: list[int] = []
     original = Governor.next
 
-    def end(governor: Governor, duration_s: float, look_every: int, num: int) -> None:
+    def end(governor: Governor, duration_s: float, probe_every: int, num: int) -> None:
         if governor.wanted:
             seen.append(governor.step)
         # Iterations are short and samples are dear, however busy the host is.
-        original(governor, min(duration_s, num * SHORT_NS / 8e9), look_every, num)
+        original(governor, min(duration_s, num * SHORT_NS / 8e9), probe_every, num)
 
     with monkeypatch.context() as patch:
         patch.setattr(Governor, "next", end)

@@ -56,7 +56,7 @@ class Choosy(OpSensor):
     def wants_op(self, info: OpInfo, *, in_backward: bool) -> bool:
         return info.name in self._wanted and in_backward is self._in_backward
 
-    def glance(self, call: OpCall) -> bool:
+    def prefilter(self, call: OpCall) -> bool:
         self.glanced.append(call.info.name)
         return not bool(call.out.isnan().any())
 

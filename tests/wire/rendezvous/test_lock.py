@@ -15,9 +15,9 @@ from ampwatch.runtime import DAEMON_LOCK
 from ampwatch.wire.rendezvous.lock import (
     DaemonInfo,
     DaemonLock,
-    look_at,
     reachable,
     read_info,
+    read_lock,
 )
 
 INFO = DaemonInfo(
@@ -75,11 +75,11 @@ def test_who_serves_is_asked_of_the_one_that_holds_the_lock(tmp_path: Path) -> N
     """What one that was killed has left there leads to a stranger by now."""
     lock = DaemonLock.take(tmp_path)
     lock.publish(INFO)
-    assert look_at(tmp_path).info == INFO
+    assert read_lock(tmp_path).info == INFO
     lock.let_go()
     (tmp_path / DAEMON_LOCK).write_text(json.dumps(asdict(INFO)))
 
-    assert look_at(tmp_path).info is None
+    assert read_lock(tmp_path).info is None
 
 
 def test_a_shorter_publication_leaves_nothing_of_the_longer_one(tmp_path: Path) -> None:
@@ -114,16 +114,16 @@ def test_a_lock_file_without_sense_says_nothing(tmp_path: Path, content: str) ->
 def test_a_look_at_the_lock_says_whether_it_is_held_and_changes_nothing(tmp_path: Path) -> None:
     """A daemon that was killed has left what it said; a reader beside it is no holder."""
     with pytest.raises(FileNotFoundError):
-        look_at(tmp_path)
+        read_lock(tmp_path)
     lock = DaemonLock.take(tmp_path)
-    starting = look_at(tmp_path)
+    starting = read_lock(tmp_path)
     lock.publish(INFO)
-    serving = look_at(tmp_path)
+    serving = read_lock(tmp_path)
     lock.let_go()
     left = (tmp_path / DAEMON_LOCK).read_text()
     with (tmp_path / DAEMON_LOCK).open() as reader:
         fcntl.flock(reader, fcntl.LOCK_SH)
-        killed = look_at(tmp_path)
+        killed = read_lock(tmp_path)
 
     assert starting == (True, None, False)
     assert serving == (True, INFO, False)
@@ -139,7 +139,7 @@ def test_a_lock_file_of_somebody_else_is_not_believed(tmp_path: Path) -> None:
     os.chown(tmp_path / DAEMON_LOCK, 4242, 4242)
 
     with pytest.raises(PermissionError, match="belongs to another user"):
-        look_at(tmp_path)
+        read_lock(tmp_path)
     assert read_info(tmp_path) is None
     lock.let_go()
 
@@ -149,14 +149,14 @@ def test_a_daemon_that_was_to_end_says_so_until_the_next_taker(tmp_path: Path) -
     lock = DaemonLock.take(tmp_path)
     lock.publish(INFO)
     lock.resign()
-    resigned = look_at(tmp_path)
+    resigned = read_lock(tmp_path)
     says = read_info(tmp_path)
     lock = DaemonLock.take(tmp_path)
     lock.release()
 
     assert resigned == (False, None, True)
     assert says is None
-    assert look_at(tmp_path) == (False, None, False)
+    assert read_lock(tmp_path) == (False, None, False)
 
 
 def test_a_lock_that_was_handed_over_outlives_its_taker(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def with_inputs(
 def launched_by(kernel: KernelName, op: str) -> KernelName:
     """Return the kernel as ``unknown`` if no rule knows it but a matmul launched it.
 
-    A family that nobody has heard of is noticed by this, as nvjet and bmm_* once were.
+    A family that nobody knows is noticed by this, as nvjet and bmm_* once were.
 
     Args:
         kernel: As it was classified by its name.

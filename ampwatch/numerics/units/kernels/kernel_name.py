@@ -36,9 +36,9 @@ class KernelName(NamedTuple):
         family: Which library's kernel it is, or which kind of helper.
         rule: Id of the rule that decided; ``unlisted`` if none did.
         dtype: Dtype of what is multiplied, in PyTorch's words where it has one: ``tf32``,
-            ``float8`` for all of its formats, ``mx`` for block-scaled ones; empty if not said.
-        arch: NVIDIA architecture the kernel was written for, 80 for sm80; ``None`` if not said.
-        align: What its matrices are aligned to. Unit: elements. ``None`` if not said.
+            ``float8`` for all of its formats, ``mx`` for block-scaled ones; empty if not stated.
+        arch: NVIDIA architecture the kernel was written for, 80 for sm80; ``None`` if not stated.
+        align: What its matrices are aligned to. Unit: elements. ``None`` if not stated.
         gemv: Whether one of the matrices is a vector, or nearly so.
         likely: Of ``UNKNOWN`` only, judged by the inputs of the op: ``probable`` if they have a
             dtype of tensor cores, ``possible`` if TF32 is allowed; else empty.

@@ -30,7 +30,7 @@ class KernelPattern(NamedTuple):
     Attributes:
         pattern: Searched for in the whole name, in this case.
         unit: Where they multiply.
-        dtype: What they multiply; empty if it is not said.
+        dtype: What they multiply; empty if not stated.
     """
 
     pattern: re.Pattern[str]

@@ -109,7 +109,7 @@ def _first_argument(template: str) -> str:
 def _parse_mangled(text: str) -> Symbol:
     """Read the identifiers of an Itanium-mangled name.
 
-    Those before the first template argument name the function. Later, arguments cannot be told
+    Those before the first template argument name the function. Later, arguments cannot be distinguished
     from template arguments, so the rest are taken for these.
     """
     function: list[str] = []

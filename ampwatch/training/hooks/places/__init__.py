@@ -118,7 +118,7 @@ PLACES: tuple[Place, ...] = (
         when="in trainings of several ranks",
     ),
     Place("torch.utils.swap_tensors", FUNCTION, (on.TensorsSwapping,), forward.place_swap),
-    # For no sensor, and so at every level: what is captured goes by all of them unheard.
+    # For no sensor, and so at every level: what is captured goes by all of them unseen.
     Place(
         "capture_begin and capture_end of torch.cuda.CUDAGraph, torch.xpu.XPUGraph,"
         " torch.accelerator.Graph and the like of another backend",

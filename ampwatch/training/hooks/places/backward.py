@@ -34,7 +34,7 @@ def place_backward(bus: Bus, handles: list[Any]) -> None:
     # of that: activation checkpointing computes its piece of the forward pass again there.
     channel = bus.channel(BackwardBegan)
     # By thread what is to be called at the end of the backward that is running; of another training's
-    # nothing is told.
+    # nothing is emitted.
     running: dict[int, Sequence[tuple[Guard, Callable[[], object]]] | None] = {}
 
     def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

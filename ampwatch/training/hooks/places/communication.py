@@ -75,7 +75,7 @@ def _begins_collective(name: str, method: Any) -> bool:
 
 
 class _Collectives:
-    """Hears of the collectives that Python begins.
+    """Sees the collectives that Python begins.
 
     Args:
         bus: Where events go.

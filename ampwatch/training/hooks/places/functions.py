@@ -46,7 +46,7 @@ TAPS = (taps.__name__, tapped_call.__name__)
 def place_clip(bus: Bus, handles: list[Any]) -> None:
     """Hear which gradients are about to be clipped, and to what."""
     # What is replaced is what the public functions look up when they are called: so they are
-    # heard also where a user has imported them by name.
+    # seen also where a user has imported them by name.
     by_norm, by_value = bus.channel(ClippingByNorm), bus.channel(ClippingByValue)
 
     def before_norm(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -38,20 +38,20 @@ class Entrance:
         self._bus = bus
         self._handles = handles
         self._channel = bus.channel(CompiledEntering)
-        self._is_heard = False
-        if not self.hear() and (not SEES_COMPILED or eval_frame() is not None):
+        self._is_listening = False
+        if not self.subscribe() and (not SEES_COMPILED or eval_frame() is not None):
             bus.runs_compiled = bus.runs_compiled or may_compile()
 
-    def hear(self) -> bool:
-        """Listen where compiled code is entered; return whether that can be heard."""
+    def subscribe(self) -> bool:
+        """Listen where compiled code is entered; return whether that can be seen."""
         # Whoever calls torch.compile has imported it; importing it here would take a second.
         frames = eval_frame()
         if not (
             SEES_COMPILED and hasattr(frames, ENTERS_COMPILED) and hasattr(module, ASKS_FOR_HOOKS)
         ):
             return False
-        if not self._is_heard:
-            self._is_heard = True
+        if not self._is_listening:
+            self._is_listening = True
             # Not the module's __call__: compiled autograd would compile what replaces that.
             self._handles.append(
                 listen_to_function(module, ASKS_FOR_HOOKS, before=self._before_module)
@@ -63,7 +63,7 @@ class Entrance:
 
     def compile_called(self, _backend: Any, _args: Any, _kwargs: Any) -> None:
         """Listen from now on, or expect the worst: ``torch.compile`` has made a backend."""
-        if not self.hear():
+        if not self.subscribe():
             self._enter()
 
     def _before_module(self, _args: Any, _kwargs: Any) -> None:
@@ -107,7 +107,7 @@ def place_capture(bus: Bus, handles: list[Any]) -> None:
             captured.emit(GraphCaptured(*args[:2]))
 
     handles += [
-        listen(backend, "__call__", before=before, always_heard=True) for backend in _backends()
+        listen(backend, "__call__", before=before, also_in_capture=True) for backend in _backends()
     ]
 
 
@@ -123,7 +123,7 @@ def place_keep_from_compiler(_bus: Bus, handles: list[Any]) -> None:
 
 
 class _ForgetCaptures:
-    """Forgets the captures when no monitor listens any more: their ends would go unheard."""
+    """Forgets the captures when no monitor listens any more: their ends would go unseen."""
 
     num_listening: ClassVar[int] = 0
 
@@ -148,8 +148,8 @@ def place_graph(_bus: Bus, handles: list[Any]) -> None:
     handles.append(_ForgetCaptures())
     for kind in graph_classes():
         handles.append(
-            listen(kind, "capture_begin", before=before, failed=capture_ended, always_heard=True)
+            listen(kind, "capture_begin", before=before, failed=capture_ended, also_in_capture=True)
         )
         handles.append(
-            listen(kind, "capture_end", after=after, failed=capture_ended, always_heard=True)
+            listen(kind, "capture_end", after=after, failed=capture_ended, also_in_capture=True)
         )

@@ -11,7 +11,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ampwatch.training.devices import captures, is_unheard
+from ampwatch.training.devices import captures, is_ignored
 from ampwatch.training.hooks.compiling import uncompiled
 from ampwatch.training.hooks.events import (
     OptimizerLoaded,
@@ -44,7 +44,7 @@ def place_optimizer_step(bus: Bus, handles: list[Any]) -> None:
 
     def before(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         # A step that is being captured must not get our code into its graph.
-        if (captures and is_unheard()) or bus.is_of_another(optimizer):
+        if (captures and is_ignored()) or bus.is_of_another(optimizer):
             return
         if bus.outermost is None or id(optimizer) in bus.stepping:
             # A step that raised never returned: what begins again is not inside of it.
@@ -57,7 +57,7 @@ def place_optimizer_step(bus: Bus, handles: list[Any]) -> None:
             stepping.emit(OptimizerStepping(optimizer))
 
     def after(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if (captures and is_unheard()) or bus.is_of_another(optimizer):
+        if (captures and is_ignored()) or bus.is_of_another(optimizer):
             return
         is_outermost = bus.outermost == id(optimizer)
         if is_outermost:
@@ -69,12 +69,12 @@ def place_optimizer_step(bus: Bus, handles: list[Any]) -> None:
         if bus.at_boundary:
             bus.settle()
 
-    hears_before, hears_after = (
+    listen_before, listen_after = (
         uncompiled(bus.replace_listener(name, listener))
         for name, listener in (("optimizer_before", before), ("optimizer_after", after))
     )
-    handles.append(register_optimizer_step_pre_hook(hears_before))
-    handles.append(register_optimizer_step_post_hook(hears_after))
+    handles.append(register_optimizer_step_pre_hook(listen_before))
+    handles.append(register_optimizer_step_post_hook(listen_after))
 
 
 def place_zero_grad(bus: Bus, handles: list[Any]) -> None:

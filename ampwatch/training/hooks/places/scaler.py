@@ -80,7 +80,7 @@ class Ends:
         self._leave(True if is_skip else None)
 
     def _leave(self, outcome: object) -> None:
-        # Put on within a call, its return is heard without its beginning.
+        # Put on within a call, its return is seen without its beginning.
         self._depth = max(0, self._depth - 1)
         if self._depth == 0 and outcome is not None:
             self._returned.emit(EndReturned(self._reader.scale(), outcome))
@@ -113,7 +113,7 @@ def _on_scaler(
     """Replace a method for all scalers: another one may take over from the watched one.
 
     A class of the user's that has a method of its own, which may call that of GradScaler or may
-    not, is heard once: at its own.
+    not, is seen once: at its own.
     """
     base = _definer(GradScaler, name)
     own = base if bus.scaler is None else _definer(type(bus.scaler), name)
@@ -180,7 +180,7 @@ def place_unscale(bus: Bus, handles: list[Any]) -> None:
     """Hear gradients being unscaled outside of a step of the scaler."""
     unscaling, unscaled = bus.channel(Unscaling), bus.channel(Unscaled)
 
-    # scaler.step unscales as well; then the step is what sensors are told of.
+    # scaler.step unscales as well; then sensors are notified of the step.
     def before(scaler: GradScaler, args: Any, kwargs: Any) -> None:
         if scaler is bus.scaler and not bus.is_stepping:
             optimizer = _optimizer(args, kwargs)

@@ -67,7 +67,7 @@ class AutocastBackwardSensor(Sensor):
         return not self._pending
 
     def woken(self) -> None:
-        """Forget the regions: those that were entered unheard count from now on."""
+        """Forget the regions: those that were entered unseen count from now on."""
         self._entered.clear()
         self._since = self._iteration.step
 

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 
 from ampwatch.diagnosis.evidence.calls import NonfiniteClip, ScaledClip
 from ampwatch.training.devices import Link
-from ampwatch.training.hooks.bus import HEARD
+from ampwatch.training.hooks.bus import AWAKE
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.model.living import alive
@@ -159,7 +159,7 @@ class ClippingSensor(Sensor):
         self._calls = calls
         self.is_dormant = not calls
         if calls:
-            self._bus.wake(HEARD)
+            self._bus.wake(AWAKE)
 
     def may_rest(self) -> bool:
         """Whether no call has to be judged."""

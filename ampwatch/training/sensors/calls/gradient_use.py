@@ -45,7 +45,7 @@ FOLLOW_AGAIN_EVERY = 64
 a loss may begin to reach the parameters of another optimizer later."""
 
 MAX_SHAPES = 64
-"""Combinations of unscaled losses that are told apart."""
+"""Combinations of unscaled losses that are distinguished."""
 
 
 class GradientUseSensor(Sensor):
@@ -56,7 +56,7 @@ class GradientUseSensor(Sensor):
     not scaled although others are, a step around the scaler, a backward after ``unscale_``, an
     update that leaves gradients of another optimizer waiting.
 
-    Nothing is said of a step where the program may have divided gradients itself, which leaves no trace: of
+    Nothing is reported of a step where the program may have divided gradients itself, which leaves no trace: of
     one after the scale was asked for, in the middle of backward, or by a scaler of the program's own.
     """
 

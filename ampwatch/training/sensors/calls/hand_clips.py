@@ -140,7 +140,7 @@ class HandClips(OpSensor):
             return bool(info.kind.has_flops)
         return info.name in MAKES or info.name == "copy_"
 
-    def glance(self, call: OpCall) -> bool:
+    def prefilter(self, call: OpCall) -> bool:
         """Whether an op changes no gradient: as a rule none is there yet, but for a clamp within backward."""
         if call.info.kind.has_flops:
             self._see_backward()
@@ -225,7 +225,7 @@ class HandClips(OpSensor):
             factor = factor.detach().reshape(()).float()
         elif isinstance(factor, bool) or not isinstance(factor, (int, float)) or not factor:
             return
-        # Another sensor hears of those calls.
+        # Another sensor receives those calls.
         if is_in_file(clip_grad.__file__):
             return
         # Within backward, where hooks do it, gradients are not all there yet.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ampwatch.training.transfer.deferred import Deferred
 
 
-KEPT = 256
+MAX_SCALES = 256
 """Scales that are remembered; the oldest goes first."""
 
 
@@ -45,7 +45,7 @@ class ScaleLog:
         scale = scale_tensor(scaler)
         if number in self._scales or scale is None:
             return
-        if len(self._scales) >= KEPT:
+        if len(self._scales) >= MAX_SCALES:
             self._scales.pop(next(iter(self._scales)))
         self._scales[number] = math.nan
         if not is_plain_scalar(scale):

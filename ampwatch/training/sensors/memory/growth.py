@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ampwatch.diagnosis.evidence.memory import Holding, Kept, Memory, MemoryPlace, MemoryRead
+from ampwatch.diagnosis.evidence.memory import HeldParts, Holding, Memory, MemoryPlace, MemoryRead
 from ampwatch.training.devices import (
     HOST,
     host_memory,
@@ -66,7 +66,7 @@ class _Marked(NamedTuple):
         return Holding.PART if self.part is not None and self.part() is not None else None
 
 
-class KeptGraphs:
+class HeldGraphs:
     """Follows the losses of some iterations, and their graphs, without holding either.
 
     Beside a node of a graph an empty set is laid, to which a weak reference is kept: it is gone with
@@ -99,7 +99,7 @@ class KeptGraphs:
         """Follow none of those that were marked so far."""
         self._marked.clear()
 
-    def kept(self, step: int) -> Kept | None:
+    def kept(self, step: int) -> HeldParts | None:
         """Return what is still there of every iteration that was looked at, from some on until ``step``.
 
         Those of the last ``MIN_AGE`` iterations are left out.
@@ -110,7 +110,7 @@ class KeptGraphs:
         return _of(old) if old else None
 
 
-def _of(old: Sequence[_Marked]) -> Kept | None:
+def _of(old: Sequence[_Marked]) -> HeldParts | None:
     """Return what is still there of the newest iterations in a row."""
     newest = old[-1].holding
     if newest is None:
@@ -120,7 +120,7 @@ def _of(old: Sequence[_Marked]) -> Kept | None:
         if marked.holding is not newest:
             break
         count += 1
-    return Kept(newest, count, old[-count].step, old[-1].source)
+    return HeldParts(newest, count, old[-count].step, old[-1].source)
 
 
 def _marked(node: Any) -> weakref.ref[set[Any]] | None:
@@ -159,7 +159,7 @@ def _is_of_parameter(node: Any) -> bool:
 
 SPARSE = 64
 """Share, one in so many, of the iterations so far after which memory is read again: a leak shows in a
-course that is as long as the training."""
+history that is as long as the training."""
 
 MIN_APART = 4
 """Iterations after which it is read again at the earliest."""
@@ -186,7 +186,7 @@ class MemorySensor(Sensor):
         self._home = context.home
         self._clock = context.clock
         self._observe = context.observe
-        self._graphs = KeptGraphs()
+        self._graphs = HeldGraphs()
         self._due = 0
         self._marked = -1
         self._step = context.iteration

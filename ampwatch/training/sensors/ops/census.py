@@ -81,14 +81,14 @@ class _Route(NamedTuple):
         info: The op.
         channel: Hands them to the sensors that they concern.
         with_followers: Hands them also to those that follow all ops for the time being.
-        glances: What these take a call in with that concerns them no further; ``None`` if each
+        prefilters: What these take a call in with that concerns them no further; ``None`` if each
             call has to be handed on.
     """
 
     info: OpInfo
     channel: Channel
     with_followers: Channel
-    glances: tuple[Callable[[OpCall], bool], ...] | None
+    prefilters: tuple[Callable[[OpCall], bool], ...] | None
 
 
 class OpCensusSensor(Sensor):
@@ -120,7 +120,7 @@ class OpCensusSensor(Sensor):
     Cost:
         25 to 60 us an op in a counted iteration, a third to a half of it PyTorch's own
         (benchmarks/census.py). In one that is followed and not counted PyTorch's part, and 3 to 8 us
-        where a glance is enough for all sensors that want the op. Two flags a step in the others.
+        where a prefilter is enough for all sensors that want the op. Two flags a step in the others.
     """
 
     name = "census"
@@ -213,8 +213,8 @@ class OpCensusSensor(Sensor):
         # in cannot be replayed; so there, and where it costs nobody anything, the opening is followed.
         free = one_by_one and (governor.is_short or (self._has_peers and governor.is_opening))
         follows = self._traces_all or attention.trace or counts or free
-        looks = attention.ops or Observation.OPERANDS in governor.wanted
-        if follows or (one_by_one and looks):
+        probes = attention.ops or Observation.OPERANDS in governor.wanted
+        if follows or (one_by_one and probes):
             self._is_observing = self.begin(step, count=counts, follow=follows)
             self.is_dormant = not self._is_observing
         elif not runs_elsewhere():
@@ -269,7 +269,7 @@ class OpCensusSensor(Sensor):
         count = count and not self.uncounted
         # Compiled code is run eagerly to be counted, and for nothing else.
         is_forced = count and self._may_force_eager and may_compile()
-        self._by_frames = (self._bus.runs_compiled and not is_forced) or not self._hears_ends()
+        self._by_frames = (self._bus.runs_compiled and not is_forced) or not self._receives_ends()
         if self._by_frames and not runs_elsewhere():
             # Left by an iteration that ran eagerly: what is compiled now would be compiled again without it.
             self._bus.ignore(self, on.ForwardEnded)
@@ -309,13 +309,13 @@ class OpCensusSensor(Sensor):
                 self._mode.put_on()
         return True
 
-    def _hears_ends(self) -> bool:
+    def _receives_ends(self) -> bool:
         """Place the hook after modules, unless another thread may be at the hooks; return whether it is."""
-        hears = self._bus.hears(self, on.ForwardEnded)
-        if not hears and not runs_elsewhere():
+        receives = self._bus.receives(self, on.ForwardEnded)
+        if not receives and not runs_elsewhere():
             self._bus.listen(self, on.ForwardEnded)
-            hears = True
-        return hears
+            receives = True
+        return receives
 
     def end(self, step: int, duration_s: float) -> OpCensus | None:
         """End the iteration; return the counts, ``None`` if there are none.
@@ -412,11 +412,11 @@ class OpCensusSensor(Sensor):
     def _note(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         if self._account.is_mine:
             return
-        if not (self._is_quick and self._glance(func, args, kwargs, out)):
+        if not (self._is_quick and self._prefilter(func, args, kwargs, out)):
             self._calls.emit((func, args, kwargs, out))
 
-    def _glance(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> bool:
-        """Whether no sensor wants more of a call than a glance."""
+    def _prefilter(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> bool:
+        """Whether no sensor wants more of a call than the prefilter."""
         in_backward = graph_task() != -1
         route = self._routes[in_backward].get(func)
         if (
@@ -427,21 +427,21 @@ class OpCensusSensor(Sensor):
             or is_capturing()  # nothing is observed from here on
         ):
             return False
-        if not self._is_glance_enough(route, OpCall(func, route.info, args, kwargs, out)):
+        if not self._is_prefiltered(route, OpCall(func, route.info, args, kwargs, out)):
             return False
         self._num_ops += 1
         return True
 
-    def _is_glance_enough(self, route: _Route, call: OpCall) -> bool:
-        """Whether no sensor that wants an op wants more of this call of it than a glance."""
-        if route.glances is None:
+    def _is_prefiltered(self, route: _Route, call: OpCall) -> bool:
+        """Whether no sensor that wants an op wants more of this call of it than the prefilter."""
+        if route.prefilters is None:
             return False
         try:
             for sensor in self._followers:
                 if sensor.follows_all:
                     return False
-            for glance in route.glances:
-                if not glance(call):
+            for prefilter in route.prefilters:
+                if not prefilter(call):
                     return False
         except Exception as error:  # the fail-open boundary: the sensor's own guard meets it again
             if is_of_a_signal(error):
@@ -534,9 +534,9 @@ class OpCensusSensor(Sensor):
             self._notify(call, phase, module)
 
     def _notify(self, call: OpCall, phase: Phase, module: str) -> None:
-        """Tell those whom the op concerns, unless a glance is enough; where nothing is counted they had theirs."""
+        """Tell those whom the op concerns, unless a prefilter is enough; where nothing is counted they had theirs."""
         route = self._route(call.func, call.info, in_backward=phase is Phase.BACKWARD)
-        if not (self._is_counting and self._is_glance_enough(route, call)):
+        if not (self._is_counting and self._is_prefiltered(route, call)):
             self._emit(Op(call, OpPlace(phase, module, self._stack.is_inside())), route)
 
     def _most(self) -> int:
@@ -588,7 +588,7 @@ class OpCensusSensor(Sensor):
 
     def _new_route(self, info: OpInfo, *, in_backward: bool) -> _Route:
         concerned, all_of_them = Channel(self._account), Channel(self._account)
-        glances: list[Callable[[OpCall], bool]] = []
+        prefilters: list[Callable[[OpCall], bool]] = []
         is_plain = not info.is_collective
         for subscriber in self._subscribers:
             sensor = subscriber.sensor
@@ -597,12 +597,12 @@ class OpCensusSensor(Sensor):
                 is_plain = False
             elif wants := sensor.wants_op(info, in_backward=in_backward):
                 # The last comes first: what follows values is the dearest, and stands before others.
-                glances.insert(0, sensor.glance)
+                prefilters.insert(0, sensor.prefilter)
             if wants:
                 concerned.subscribers = (*concerned.subscribers, subscriber)
             if wants or sensor in self._followers:
                 all_of_them.subscribers = (*all_of_them.subscribers, subscriber)
-        return _Route(info, concerned, all_of_them, tuple(glances) if is_plain else None)
+        return _Route(info, concerned, all_of_them, tuple(prefilters) if is_plain else None)
 
     def _emit(self, op: Op, route: _Route) -> None:
         follows = any(sensor.follows_all for sensor in self._followers)

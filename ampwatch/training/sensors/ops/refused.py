@@ -60,7 +60,7 @@ class RefusedOps(OpSensor):
         """Whether an op is the loss, or casts in forward."""
         return info.name in (CAST, REFUSED) and not in_backward
 
-    def glance(self, call: OpCall) -> bool:
+    def prefilter(self, call: OpCall) -> bool:
         """Whether an op casts otherwise than from half precision to float32."""
         if call.info.name != CAST:
             return False

@@ -32,7 +32,7 @@ INDEXED = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
 COPIES = frozenset({"_to_copy", "copy_"})
 
 MAX_LINES = 64
-"""Lines of an iteration that are told apart."""
+"""Lines of an iteration that are distinguished."""
 
 
 class WaitSensor(OpSensor):
@@ -64,7 +64,7 @@ class WaitSensor(OpSensor):
         """Whether an op may wait."""
         return not in_backward and info.name in SIZED_BY_VALUES | INDEXED | COPIES
 
-    def glance(self, call: OpCall) -> bool:
+    def prefilter(self, call: OpCall) -> bool:
         """Whether an op does not wait."""
         return not _waits(call)
 

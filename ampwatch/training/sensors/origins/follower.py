@@ -214,7 +214,7 @@ class OriginFollower:
         self.dropped += 1
         self._clear(0, self._reading)
 
-    def glance(self, call: OpCall) -> bool:
+    def prefilter(self, call: OpCall) -> bool:
         """Take in an op that is not the first, if nothing was amiss before and it has made nothing amiss.
 
         Raises:
@@ -320,7 +320,7 @@ class OriginFollower:
         facts = partial(self._facts, call, place, read, outputs[0].device.type if outputs else "")
         is_beside = partial(ops.is_beside_graph, place.phase, is_inside=place.is_inside)
         if reading.is_late or call.info.is_collective:
-            # Said now, for the tensors will be gone; else only an origin is to be asked.
+            # Reported now, for the tensors will be gone; else only an origin is to be asked.
             facts = partial(_same, facts())
             is_beside = partial(_same, is_beside())
         op = SeenOp(

@@ -60,9 +60,9 @@ class OriginSensor(OpSensor):
         """Whether an op makes values: each one does."""
         return True
 
-    def glance(self, call: OpCall) -> bool:
+    def prefilter(self, call: OpCall) -> bool:
         """Whether all that an op has made is finite, as it was before, or is not followed."""
-        return not self._is_following or self._origins.glance(call)
+        return not self._is_following or self._origins.prefilter(call)
 
     def op(self, event: Op) -> None:
         """Follow the operands of an op."""

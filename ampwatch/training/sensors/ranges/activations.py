@@ -32,7 +32,7 @@ OUTPUT_GRADIENT = How(scaled=True, most=MAX_ELEMENTS)
 
 
 class CallListener(Protocol):
-    """Is told which modules without children are called in an iteration that measures outputs."""
+    """Is notified which modules without children are called in an iteration that measures outputs."""
 
     def begin(self) -> None:
         """Begin an iteration."""
@@ -54,7 +54,7 @@ class ActivationSensor(Sensor):
 
     Args:
         context: Shared parts of the training.
-        calls: Is told of calls, and says which inputs are to be measured; ``None`` for none.
+        calls: Is notified of calls, and says which inputs are to be measured; ``None`` for none.
     """
 
     name = "activations"
@@ -152,7 +152,7 @@ class ActivationSensor(Sensor):
         if not (flow or outputs or gradients) or not torch.is_grad_enabled():
             return
         is_first = (flow or outputs) and not self._is_repeated(name)
-        # All are told of, also where a part of the modules is measured: whose output an input is.
+        # All are notified of, also where a part of the modules is measured: whose output an input is.
         if is_first and flow and self._calls is not None:
             given = self._calls.called(event.module, name, event.args, event.output)
             if mine and given is not None and given.is_floating_point():

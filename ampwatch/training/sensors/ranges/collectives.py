@@ -34,7 +34,7 @@ class CollectiveSensor(Sensor):
         self._count(1)
 
     def removed(self) -> None:
-        """Forget what is under way when no monitor listens any more: its end would go unheard."""
+        """Forget what is under way when no monitor listens any more: its end would go unseen."""
         self._count(-1)
 
     def failed(self) -> None:

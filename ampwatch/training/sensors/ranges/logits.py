@@ -117,7 +117,7 @@ class LogitSensor(OpSensor):
         wanted = name in PRODUCTS or name in ON_THE_WAY or name in SOFTMAX or name in CAPS
         return not in_backward and (wanted or name.startswith(FUSED))
 
-    def glance(self, call: OpCall) -> bool:
+    def prefilter(self, call: OpCall) -> bool:
         """Whether an op lies on no way from a product to a softmax."""
         name = call.info.name
         return not self._products and (name in ON_THE_WAY or name in CAPS)

@@ -84,7 +84,7 @@ class WeightSensor(Sensor):
         if read[0]:
             self._suspects.append((parts, are_nan))
 
-    def _look_again(self) -> None:
+    def _read_again(self) -> None:
         """Report parameters that were NaN at set-up, unless they were written since, from a checkpoint perhaps."""
         now = _largest_by_device(self._trained())
         for parts, were_nan in self._suspects:
@@ -103,7 +103,7 @@ class WeightSensor(Sensor):
     def iteration_closing(self, event: IterationClosing) -> None:
         """Measure state where it is planned, and at once where something is not finite."""
         if self._suspects:
-            self._look_again()
+            self._read_again()
         governor = self._governor
         if event.has_nonfinite and governor.observes_skips and governor.takes_first_check():
             self._measure(0, 1)

@@ -144,7 +144,7 @@ class Averages(RoundingSensor):
         """Whether an op may be part of an update."""
         return not in_backward and (info.name in self._handlers or "batch_norm" in info.name)
 
-    def glance(self, call: OpCall) -> bool:
+    def prefilter(self, call: OpCall) -> bool:
         """Whether an op is a part of what is trained."""
         return call.info.name in self._handlers and has_grad(*call.args[:2])
 

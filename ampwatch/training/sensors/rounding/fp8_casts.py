@@ -51,7 +51,7 @@ MAX_SCALES = 16
 
 
 EXCUSED = 2.0
-"""Added to the flag of a division that is excused, to be told from one that has broken a scale."""
+"""Added to the flag of a division that is excused, to distinguish it from one that has broken a scale."""
 
 
 class _Division(NamedTuple):
@@ -113,7 +113,7 @@ class Fp8Casts(RoundingSensor):
         """Whether an op casts, clips or divides."""
         return info.name in self._handlers
 
-    def glance(self, call: OpCall) -> bool:
+    def prefilter(self, call: OpCall) -> bool:
         """Whether an op casts to another format, clips elsewhere, or divides where nobody casts."""
         name = call.info.name
         if name in DIVISIONS:

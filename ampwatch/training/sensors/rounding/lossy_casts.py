@@ -48,7 +48,7 @@ MIN_VALUES = 8
 """Elements below which a tensor proves nothing."""
 
 MAX_FEW = 256
-"""Casts of fewer integers that are told apart; those of several iterations are put together."""
+"""Casts of fewer integers that are distinguished; those of several iterations are put together."""
 
 FIRST_SAMPLED = 64
 """Elements of floating-point tensors that are checked first: most are no integers."""
@@ -140,7 +140,7 @@ class LossyCasts(RoundingSensor):
         """Whether an op casts in forward."""
         return info.name in self._handlers and not in_backward
 
-    def glance(self, call: OpCall) -> bool:
+    def prefilter(self, call: OpCall) -> bool:
         """Whether no integers can have become too large for a format, as dtypes tell most of the time."""
         name = call.info.name
         if name not in CASTS:

@@ -72,7 +72,7 @@ class ScatteredSums(RoundingSensor):
         """Whether an op adds rows to rows in forward; in backward gradients are followed by others."""
         return info.name in _READERS and not in_backward
 
-    def glance(self, call: OpCall) -> bool:
+    def prefilter(self, call: OpCall) -> bool:
         """Whether an op is of no concern, as its dtype tells."""
         return getattr(call.out, "dtype", None) not in HALF
 

@@ -31,7 +31,7 @@ RARELY = 16
 """Iterations of which one checks ops that were checked in vain."""
 
 MAX_SIGNATURES = 4096
-"""Kinds of ops that are told apart."""
+"""Kinds of ops that are distinguished."""
 
 
 class VainChecks:

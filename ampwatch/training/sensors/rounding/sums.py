@@ -115,7 +115,7 @@ class Sums(RoundingSensor):
         """Whether an op adds, or writes in place."""
         return info.name == "add" or info.name.endswith("_")
 
-    def glance(self, call: OpCall) -> bool:
+    def prefilter(self, call: OpCall) -> bool:
         """Whether an op adds nothing in half precision, and no running sum is there to be ended."""
         name = call.info.name
         if name not in ADDS:

@@ -120,7 +120,7 @@ class WeightAdditions(RoundingSensor):
         """Whether an op may add to a weight, or may read one after that."""
         return not in_backward or info.name in ADDS | ADDS_TO_MANY | COPIES
 
-    def glance(self, call: OpCall) -> bool:
+    def prefilter(self, call: OpCall) -> bool:
         """Whether an op adds to no weight and copies none, and none was added to yet."""
         name = call.info.name
         if self._added or name in ADDS_TO_MANY:

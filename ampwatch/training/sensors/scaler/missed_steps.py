@@ -57,12 +57,12 @@ class MissedSteps(Sensor):
         self._gradients = Gradients()
         self._scale: float | None = None
         self._is_open = False
-        self._falls = self._has_stepped = self._has_stood = False
+        self._falls = self._has_stepped = self._was_still = False
         self._still = 0
         self._contents = Contents()
         self._gone = self._unknown = 0
         self._patience = MIN_GONE
-        self._looks = self._is_row = False
+        self._probes = self._is_row = False
         self._are_broken: bool | None = None
 
     def removed(self) -> None:
@@ -77,11 +77,11 @@ class MissedSteps(Sensor):
     def optimizer_stepped(self, event: OptimizerStepped) -> None:
         """Take note that the gradients were used."""
         if self._registry.index_of(event.optimizer) is not None:
-            self._is_open = self._falls = self._has_stood = False
+            self._is_open = self._falls = self._was_still = False
             self._has_stepped = True
             self._still = self._gone = self._unknown = 0
-            self._hear()
-            self._looks = self._is_row = False
+            self._read_answer()
+            self._probes = self._is_row = False
             self._are_broken = None
             self._gradients.forget()
 
@@ -98,7 +98,7 @@ class MissedSteps(Sensor):
         if not self._bus.infers_scale and (moved or scale >= SURE_SCALE):
             self._bus.infers_scale = True
             self._bus.emit(FactsChanged())
-        self._hear()
+        self._read_answer()
         if before is not None and self._is_open and self._gradients.are_gone():
             self._thrown_away(before, scale)
         if self._bus.infers_scale:
@@ -107,10 +107,10 @@ class MissedSteps(Sensor):
 
     def _ended(self) -> None:
         self._is_open = self._gradients.note(self._trained.parameters())
-        if self._looks:
+        if self._probes:
             self._contents.ask(self._names.parameters())
 
-    def _hear(self) -> None:
+    def _read_answer(self) -> None:
         # Of several backward passes that add up, one that is broken is enough.
         answer = self._contents.answer()
         if answer is not None:
@@ -132,11 +132,11 @@ class MissedSteps(Sensor):
                 self._patience = MIN_GONE
             elif are_broken is None and self._falls and self._has_stepped:
                 self._still += 1
-                self._has_stood = self._still < FLOOR
+                self._was_still = self._still < FLOOR
                 self._miss(before, FLOOR if self._still == FLOOR else self._still > FLOOR)
         self._is_row = bool(are_broken) or (self._is_row and are_broken is None)
-        self._looks = self._is_row or self._gone >= self._patience
-        if self._looks and not self._is_row:
+        self._probes = self._is_row or self._gone >= self._patience
+        if self._probes and not self._is_row:
             self._patience *= 2
 
     def _miss(self, scale: float, times: int) -> None:
@@ -148,8 +148,8 @@ class MissedSteps(Sensor):
     def end(self) -> None:
         """Count a step that was missed last: nothing will show any more that the scale has fallen."""
         # Where other backward passes came between, it may be one of them.
-        self._hear()
-        falls = self._falls and not self._has_stood and self._are_broken is not False
+        self._read_answer()
+        falls = self._falls and not self._was_still and self._are_broken is not False
         goes_on = self._is_open and (falls or (self._is_row and self._are_broken))
         if goes_on and self._scale is not None and self._gradients.are_gone():
             self._is_open = False

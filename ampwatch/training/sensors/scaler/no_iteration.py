@@ -29,7 +29,7 @@ MAX_CYCLES = 16
 """Times that gradients are thrown away after that. Accumulation, however long, keeps them."""
 
 MAX_FORWARDS = 128
-"""Forward passes that record gradients, before anything was heard of a backward or a step."""
+"""Forward passes that record gradients, before anything was seen of a backward or a step."""
 
 _GONE = (
     "{} backward passes ran, and their gradients were discarded, without the end of an iteration"
@@ -51,11 +51,11 @@ class NoIteration(Sensor):
         self._context = context
         self._bus = context.bus
         self._trained = context.trained
-        self._hears_calls = context.samples  # for replays
+        self._receives_calls = context.samples  # for replays
         # Without a scaler nobody else would notice that no iteration ends any more.
         self.rests = context.is_scaled
         self._gradients = Gradients()
-        self._is_said = False
+        self._is_reported = False
         self._backwards = self._cycles = self._forwards = 0
         self._num_ended = 0
         self._weights: tuple[int, ...] = ()
@@ -63,17 +63,17 @@ class NoIteration(Sensor):
         self._own_steps = 0
         self._strangers: str = ""
         self._scale: float | None = None
-        self._looks = False
+        self._is_check_due = False
         self._contents = Contents()
 
     def installed(self) -> None:
-        """Begin to hear the calls of the models, where they are heard anyway."""
-        if self._hears_calls:
+        """Begin to hear the calls of the models, where they are seen anyway."""
+        if self._receives_calls:
             self._bus.listen(self, on.RootCalled)
 
     def may_rest(self) -> bool:
         """Whether iterations end."""
-        return bool(self._num_ended) and not self._looks
+        return bool(self._num_ended) and not self._is_check_due
 
     def woken(self) -> None:
         """Count anew."""
@@ -86,7 +86,7 @@ class NoIteration(Sensor):
     def iteration_closed(self, _event: on.IterationClosed) -> None:
         """Begin anew: an iteration has ended."""
         self._num_ended += 1
-        self._looks = False
+        self._is_check_due = False
         self._backwards = self._cycles = self._own_steps = 0
         self._ignore_calls()
 
@@ -95,21 +95,21 @@ class NoIteration(Sensor):
         self._ignore_calls()
 
     def _ignore_calls(self) -> None:
-        if self._hears_calls:
-            self._hears_calls = False
+        if self._receives_calls:
+            self._receives_calls = False
             self._bus.ignore(self, on.RootCalled)
 
     def root_called(self, event: on.RootCalled) -> None:
-        """Count forward passes of which nothing else is heard."""
+        """Count forward passes of which nothing else is seen."""
         is_training = event.module.training and torch.is_grad_enabled()
-        if not is_training or self._num_ended or self._backwards or self._is_said:
+        if not is_training or self._num_ended or self._backwards or self._is_reported:
             return
         self._forwards += 1
         if self._forwards >= MAX_FORWARDS:
             self._say(f"in {self._forwards} forward passes no backward and no step was seen")
 
     def end_called(self, _event: on.EndCalled) -> None:
-        """Take note that the call that is to end iterations is heard."""
+        """Take note that the call that is to end iterations is seen."""
         self._end_was_called = True
 
     def optimizer_stepped(self, event: on.OptimizerStepped) -> None:
@@ -122,17 +122,17 @@ class NoIteration(Sensor):
 
     def zeroed(self, event: on.Zeroed) -> None:
         """Take note that gradients were set to zero or to ``None``."""
-        if self._backwards >= MAX_BACKWARDS and not self._is_said:
+        if self._backwards >= MAX_BACKWARDS and not self._is_reported:
             self._gradients.zeroed(event.owner)
 
     def backward_began(self, event: on.BackwardBegan) -> Callable[[], None] | None:
         """Count backward passes, and how often their gradients were thrown away."""
         self._backwards += 1
-        if not self._is_said and (broken := self._contents.answer()):
+        if not self._is_reported and (broken := self._contents.answer()):
             self._say(_GONE.format(MAX_BACKWARDS + MAX_CYCLES - 1), broken=broken)
-        if self._looks and event.is_alone:
-            return self._look
-        if self._backwards < MAX_BACKWARDS or self._is_said or not event.is_alone:
+        if self._is_check_due and event.is_alone:
+            return self._check
+        if self._backwards < MAX_BACKWARDS or self._is_reported or not event.is_alone:
             return None
         if self._backwards == MAX_BACKWARDS:
             self._weights = self._versions()
@@ -147,7 +147,7 @@ class NoIteration(Sensor):
             if have_moved or not self._num_ended:
                 self._say(_GONE.format(self._backwards), have_moved=have_moved)
             else:
-                self._looks = True
+                self._is_check_due = True
             self._backwards = 0
         return self._note
 
@@ -155,8 +155,8 @@ class NoIteration(Sensor):
         if self._trained.thread == get_ident():
             self._gradients.note(self._trained.parameters())
 
-    def _look(self) -> None:
-        self._looks = False
+    def _check(self) -> None:
+        self._is_check_due = False
         self._contents.ask(self._context.names.parameters())
 
     def _versions(self) -> tuple[int, ...]:
@@ -164,7 +164,7 @@ class NoIteration(Sensor):
         return tuple(version_of(p) for p in self._trained.parameters())
 
     def _say(self, what: str, *, have_moved: bool = False, broken: str = "") -> None:
-        self._is_said = True
+        self._is_reported = True
         why, cure = self._reason(have_moved=have_moved, broken=broken)
         since = f"since step {self._context.iteration.step - 1} " if self._num_ended else ""
         logger.warning("no iteration ends: %s%s: %s; %s", since, what, why, cure)

@@ -36,7 +36,7 @@ MAX_TURNS = 0.25
 """Share of the moves that turn round, up to which they are. Rates that follow the size of a batch turn at half of them."""
 
 
-class _Course(Struct):
+class _RateMoves(Struct):
     """Moves of a learning rate that no scheduler has made.
 
     Attributes:
@@ -78,7 +78,7 @@ class SchedulerSensor(Sensor):
         self._found: list[tuple[weakref.ref[Any], weakref.ref[Any]]] = []
         self._counts: dict[int, int] = {}
         self._rates: dict[int, list[Any]] = {}
-        self._courses: dict[int, _Course] = defaultdict(_Course)
+        self._moves: dict[int, _RateMoves] = defaultdict(_RateMoves)
         self._searches = 0
 
     def removed(self) -> None:
@@ -86,7 +86,7 @@ class SchedulerSensor(Sensor):
         self._found.clear()
         self._counts.clear()
         self._rates.clear()
-        self._courses.clear()
+        self._moves.clear()
 
     def step_began(self, event: StepBegan) -> None:
         """Compare the counts of the schedulers of an optimizer with those of its last step."""
@@ -112,7 +112,7 @@ class SchedulerSensor(Sensor):
         is_new = self._is_moved_by_new(optimizer)
         if is_new is not None:
             return is_new
-        return self._courses[id(optimizer)].is_schedule_after(is_up=rates > before)
+        return self._moves[id(optimizer)].is_schedule_after(is_up=rates > before)
 
     def seen(self, optimizer: Optimizer) -> tuple[tuple[Any, ...], tuple[tuple[Any, Any], ...]]:
         """Return what is the same while its schedule does not move, by identity.

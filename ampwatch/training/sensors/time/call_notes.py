@@ -50,14 +50,14 @@ class PythonNotes:
 
         Args:
             kind: The kind of event, or what else a sensor notes.
-            given: What is told with it: of ``BatchAwaited`` the workers of the loader, of
+            given: What comes with it: of ``BatchAwaited`` the workers of the loader, of
                 ``IterationClosed`` the iteration.
             at: When it happened, if not now.
         """
         self._moments.append((self._now() if at is None else at, get_ident(), kind, given))
 
     def columns(self) -> tuple[tuple[Any, ...], ...]:
-        """Return when (unit: ns), on which thread (``threading.get_ident``), what, and what was told with it."""
+        """Return when (unit: ns), on which thread (``threading.get_ident``), what, and what came with it."""
         return tuple(zip(*tuple(self._moments), strict=True)) or ((), (), (), ())
 
     def drop(self, num: int) -> None:
@@ -95,7 +95,7 @@ class CallNotes:
         make_room: Makes it. Must not raise.
 
     Attributes:
-        num_heard: Calls that came with compiled code about, of which some may go by unheard.
+        num_compiled: Calls that came with compiled code about, of which some may go by unseen.
 
     Cost: some 3 us a call in the middle of a step, where the caches have forgotten it; less in C.
     """
@@ -108,7 +108,7 @@ class CallNotes:
         "_limit",
         "_make_room",
         "_now",
-        "num_heard",
+        "num_compiled",
     )
 
     def __init__(
@@ -125,7 +125,7 @@ class CallNotes:
         self._kept = kept
         self._limit = limit
         self._make_room = make_room
-        self.num_heard = 0
+        self.num_compiled = 0
 
     def noting(self) -> Callable[[nn.Module, Any, Any], object]:
         """Return what notes a call: in C as a rule, for a model that trains on an ordinary tensor."""
@@ -152,7 +152,7 @@ class CallNotes:
                 with NoFunctionModes():
                     numel = _numel_of((*args, *kwargs.values()), MAX_DEPTH)
         if bus.may_compile:
-            self.num_heard += 1
+            self.num_compiled += 1
         bus.note(kind, numel, now)
         if len(self._kept) >= self._limit:
             self._make_room()

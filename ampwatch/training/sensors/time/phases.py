@@ -90,7 +90,7 @@ FOLDED = 1024
 not timed on its device."""
 
 MAX_MOMENTS = 8 * FOLDED
-"""Moments that are kept where no call of the model is heard, at which they would be added up. Of more the
+"""Moments that are kept where no call of the model is seen, at which they would be added up. Of more the
 oldest are lost, and their time is that of the phase before them."""
 
 DEVICE_PERIOD = 4
@@ -113,14 +113,14 @@ class PhaseSensor(Sensor):
     Between two steps of a training the caches forget our code, so iterations are split as they are judged,
     many at once. Phases do not overlap, and their sum is the duration of the iteration.
 
-    Cost: a clock reading an event, of which a plain iteration has about eight; on a device an event of
+    Cost: a clock reading an event, of which a quiet iteration has about eight; on a device an event of
     its stream more for each, in one iteration of ``DEVICE_PERIOD``. ``benchmarks/phases.py`` measures it.
     """
 
     name = "phases"
     guard: Guard
-    is_thread_safe = True  # what comes from another thread is told apart
-    # Heard where something is to be done at the end of each iteration; as a rule it is noted only.
+    is_thread_safe = True  # what comes from another thread is distinguished
+    # Received where something is to be done at the end of each iteration; as a rule it is noted only.
     deaf_to = frozenset({"iteration_closed"})
 
     def __init__(self, context: Context) -> None:
@@ -143,13 +143,13 @@ class PhaseSensor(Sensor):
         self._trained_by = 0
         self._phases: list[int] = []
         self._ended: list[tuple[int, StepTime]] = []
-        self._is_listening = self._was_settled = self._is_unheard = False
+        self._is_listening = self._was_settled = self._is_unseen = False
         self._listening_since = 0
         self._calls = CallNotes(
             context, self._notes, FOLDED, lambda: self.guard.run(self._fold_early)
         )
         self._samples = self._tokens = -1
-        self._told: deque[tuple[int, int, int]] = deque()
+        self._totals: deque[tuple[int, int, int]] = deque()
         self._counted = (-1, -1)
         self._thread = ThreadTimes()
         self._thread_read_at = self._since - THREAD_PERIOD_NS
@@ -226,13 +226,13 @@ class PhaseSensor(Sensor):
                 continue
             # What is noted is noted with the thread that has ended the one before: it trains.
             thread, self._trained_by = self._trained_by or threads[end], threads[end]
-            course = kinds[begin:end]
+            on_thread = kinds[begin:end]
             if threads[begin:end].count(thread) < end - begin:
-                course = of_thread(thread, threads[begin:end], course)
+                on_thread = of_thread(thread, threads[begin:end], on_thread)
             step, duration_s = given[end]
-            phases = self._split(times[begin : end + 1], course, given[begin:end], duration_s)
-            while self._told and self._told[0][0] <= step:
-                self._counted = self._told.popleft()[1:]
+            phases = self._split(times[begin : end + 1], on_thread, given[begin:end], duration_s)
+            while self._totals and self._totals[0][0] <= step:
+                self._counted = self._totals.popleft()[1:]
             workers = -1 if self._workers is None else self._workers
             self._end([(step, phases, self._numel)], workers)
             self._since = times[end]
@@ -262,7 +262,7 @@ class PhaseSensor(Sensor):
         times, threads, kinds, given = noted
         width, form = end + 1 - begin, kinds[begin : end + 1]
         known = self._splitter.repeats(form[:-1])
-        if known is None or known.runs is None or self._spent is not None or self._told:
+        if known is None or known.runs is None or self._spent is not None or self._totals:
             return 0
         stop = end + 1
         while kinds[stop : stop + width] == form:
@@ -270,7 +270,7 @@ class PhaseSensor(Sensor):
         thread = threads[end]
         is_alone = thread == self._trained_by and threads[begin:stop].count(thread) == stop - begin
         ends = given[end:stop:width]
-        if not (is_alone and known.tells_elements_only and all(d > 0.0 for _, d in ends)):
+        if not (is_alone and known.has_elements_only and all(d > 0.0 for _, d in ends)):
             return 0
         rest = [duration_s for _, duration_s in ends]
         columns = [[0.0] * len(ends)] * NUM_PHASES
@@ -294,17 +294,17 @@ class PhaseSensor(Sensor):
     def _split(
         self,
         times: tuple[int, ...],
-        course: tuple[Any, ...],
+        on_thread: tuple[Any, ...],
         given: tuple[Any, ...],
         duration_s: float,
     ) -> Phases:
         """Return the phases of an iteration that has ended, unit s; zeros without a duration."""
         if self._spent is None:
-            known = self._splitter.split_whole(course)
-            if known.tells_elements_only:
+            known = self._splitter.split_whole(on_thread)
+            if known.has_elements_only:
                 self._numel += sum(given)
             else:
-                self._take_given(course, given)
+                self._take_given(on_thread, given)
             self._phases = known.phases
             # As a rule each phase comes once.
             if known.runs is not None and duration_s > 0.0:
@@ -321,8 +321,8 @@ class PhaseSensor(Sensor):
             spent, self._before = [0] * NUM_PHASES, REST
             self._add(times, known.phases, known.last, spent)
         else:
-            self._take_given(course, given)
-            spent, self._phases = self._spent, self._splitter.split(course)
+            self._take_given(on_thread, given)
+            spent, self._phases = self._spent, self._splitter.split(on_thread)
             self._add(times, self._phases, self._splitter.phase, spent)
             self._splitter.begin()
             self._spent = None
@@ -338,9 +338,9 @@ class PhaseSensor(Sensor):
         self._notes.drop(len(times))
         if self._spent is None:
             self._spent, self._before = [0] * NUM_PHASES, REST
-        course = of_thread(self._iteration.thread or get_ident(), threads, kinds)
-        self._add(times, self._splitter.split(course), self._splitter.phase, self._spent)
-        self._take_given(course, given)
+        on_thread = of_thread(self._iteration.thread or get_ident(), threads, kinds)
+        self._add(times, self._splitter.split(on_thread), self._splitter.phase, self._spent)
+        self._take_given(on_thread, given)
         if self._device is not None:
             self._device.drop()
 
@@ -353,9 +353,9 @@ class PhaseSensor(Sensor):
             since = now
         self._before, self._since = last, since
 
-    def _take_given(self, course: tuple[Any, ...], given: tuple[Any, ...]) -> None:
+    def _take_given(self, on_thread: tuple[Any, ...], given: tuple[Any, ...]) -> None:
         """Take what was noted besides: elements, and workers of the loaders."""
-        for kind, what in zip(course, given):  # noqa: B905 - as many
+        for kind, what in zip(on_thread, given):  # noqa: B905 - as many
             if kind is BatchAwaited:
                 # Of loaders with different numbers of workers nobody knows which is short of them.
                 self._workers = what if self._workers in (None, what) else -1
@@ -381,10 +381,10 @@ class PhaseSensor(Sensor):
         if isinstance(tokens, int):
             self._tokens = min(max(self._tokens, 0) + tokens, MAX_COUNT)
         # Those that have ended may still have to be split, and have no part in it.
-        step, told = self._iteration.step, self._told
-        if told and told[-1][0] == step:
-            told.pop()
-        told.append((step, self._samples, self._tokens))
+        step, totals = self._iteration.step, self._totals
+        if totals and totals[-1][0] == step:
+            totals.pop()
+        totals.append((step, self._samples, self._tokens))
         return ""
 
     # The end of an iteration.
@@ -420,7 +420,7 @@ class PhaseSensor(Sensor):
                 guard.run(self._read_device, clock, step, self._phases)
         if self._bus.may_compile:
             self._follow_compiled(step)
-        if not self._is_listening and not self._is_unheard:
+        if not self._is_listening and not self._is_unseen:
             self._listen()
 
     def _read_device(self, clock: DeviceClock, step: int, phases: list[int]) -> None:
@@ -437,13 +437,13 @@ class PhaseSensor(Sensor):
 
     def compile_called(self, _event: CompileCalled) -> None:
         """Have the calls tapped anew in the next iteration: nothing of ours is to be compiled."""
-        self._is_unheard = False
+        self._is_unseen = False
         self._bus.listen(self, IterationClosed)
         self._ignore()
 
     def _listen(self) -> None:
         self._listening_since = self._iteration.step
-        self._calls.num_heard = 0
+        self._calls.num_compiled = 0
         self._is_listening = True
         self._retime()
 
@@ -457,10 +457,10 @@ class PhaseSensor(Sensor):
         is_settled = self._bus.is_compiling_settled
         if is_settled != self._was_settled:
             self._was_settled = is_settled
-            self._is_unheard = False
+            self._is_unseen = False
             self._ignore()
-        elif is_settled and step - self._listening_since > SETTLED and not self._calls.num_heard:
-            self._is_unheard = True  # only compiled functions call the model, and go by unheard
+        elif is_settled and step - self._listening_since > SETTLED and not self._calls.num_compiled:
+            self._is_unseen = True  # only compiled functions call the model, and go by unseen
             self._ignore()
 
 

@@ -1,4 +1,4 @@
-"""Which phase of a step the training thread was in, told from the moments of events."""
+"""Which phase of a step the training thread was in, from the moments of events."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Split(NamedTuple):
         runs: Each phase but the rest, at which moment it begins and at which it ends; ``None`` where one
             comes several times. What follows the last moment is the end of the iteration.
         rest: The phase that all other time belongs to.
-        tells_elements_only: Whether all that is told with its moments are elements of batches.
+        has_elements_only: Whether all that comes with its moments are elements of batches.
     """
 
     phases: list[int]
@@ -60,11 +60,11 @@ class Split(NamedTuple):
     reduces: bool
     runs: tuple[tuple[int, int, int], ...] | None
     rest: int
-    tells_elements_only: bool
+    has_elements_only: bool
 
 
 TELLING = frozenset({on.BatchAwaited, None})
-"""Events with which no number of elements is told; ``None`` are those of other threads."""
+"""Events that come without a number of elements; ``None`` are those of other threads."""
 
 
 def _runs_of(phases: list[int]) -> tuple[tuple[int, int, int], ...] | None:
@@ -136,19 +136,19 @@ class Splitter:
 
         Cost: 1 us for an iteration like one that was split before, ten times as much for another one.
         """
-        course = (self._reduces, kinds)
-        known = self._known.get(course)
+        key = (self._reduces, kinds)
+        known = self._known.get(key)
         if known is None:
             phases = self.split(kinds)
             rest = STEP if SPLIT.isdisjoint(phases) else REST
-            tells_elements_only = TELLING.isdisjoint(kinds)
+            has_elements_only = TELLING.isdisjoint(kinds)
             known = Split(
-                phases, self.phase, self._reduces, _runs_of(phases), rest, tells_elements_only
+                phases, self.phase, self._reduces, _runs_of(phases), rest, has_elements_only
             )
             self.begin()
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
-            self._known[course] = known
+            self._known[key] = known
         self._reduces = known.reduces
         return known
 
@@ -209,7 +209,7 @@ class Splitter:
     def _backward_began(self) -> None:
         self._overlaps = False
         self._backward_at = len(self._phases)
-        # Where the call of the model went by unheard nobody knows whether gradients are summed.
+        # Where the call of the model went by unseen nobody knows whether gradients are summed.
         may_reduce = self._reduces or (self._communicates and not self._was_called)
         self.phase = BACKWARD_WITH_REDUCTION if may_reduce else BACKWARD
 

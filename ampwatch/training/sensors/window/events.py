@@ -154,7 +154,7 @@ class _HostSide:
 
     PyTorch numbers ops and CUPTI numbers calls, both from one on, so that an op and a call may have
     the same number. What tells them apart is that a call made in an op has a link to that op, and
-    an op has none. A call made outside of all ops has no link either: it is told by its kind
+    an op has none. A call made outside of all ops has no link either: it is known by its kind
     where this PyTorch says kinds, else by when it was made.
 
     Cost: of most events only the number is asked for; the rest is for those that kernels link to.

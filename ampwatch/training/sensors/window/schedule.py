@@ -126,7 +126,7 @@ class StepTimes:
 
     def __init__(self, *, all_alike: bool) -> None:
         self._all_alike = all_alike
-        self._plain: deque[float] = deque(maxlen=STEPS)
+        self._quiet: deque[float] = deque(maxlen=STEPS)
         self._any: deque[float] = deque(maxlen=STEPS)
         self._before = math.nan
 
@@ -141,20 +141,20 @@ class StepTimes:
             return
         self._any.append(duration_s)
         if self._all_alike or not sampled:
-            self._plain.append(duration_s)
+            self._quiet.append(duration_s)
 
     @property
     def usual_s(self) -> float:
         """The median time; of sampled steps if there are hardly others, NaN if there are none."""
-        for steps in (self._plain, self._any):
+        for steps in (self._quiet, self._any):
             if len(steps) >= MIN_STEPS:
                 return median(steps)
         return math.nan
 
     def window_ended(self) -> None:
         """Begin to compare the steps that follow with those before the window."""
-        self._before = self.usual_s if len(self._plain) >= MIN_STEPS else math.nan
-        self._plain.clear()
+        self._before = self.usual_s if len(self._quiet) >= MIN_STEPS else math.nan
+        self._quiet.clear()
         self._any.clear()
 
     def drag(self) -> float | None:
@@ -162,8 +162,8 @@ class StepTimes:
 
         ``None`` while it is not known, and once it was returned.
         """
-        if math.isnan(self._before) or len(self._plain) < STEPS:
+        if math.isnan(self._before) or len(self._quiet) < STEPS:
             return None
         before = self._before
         self._before = math.nan
-        return median(self._plain) / before if before else None
+        return median(self._quiet) / before if before else None

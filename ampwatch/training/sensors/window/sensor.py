@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from ampwatch.wire.ring.requests import Request
 
 ITERATIONS = 2
-"""Iterations that a window records where nobody has said how many."""
+"""Iterations that a window records where nobody has reported how many."""
 
 BY_ITSELF_SECONDS = 600.0
 """Value of ``window_seconds`` where the user has set none. Unit: s."""

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ampwatch.training.sensors.calls.scale_doubts import KEPT, ScaleLog
+from ampwatch.training.sensors.calls.scale_doubts import MAX_SCALES, ScaleLog
 from ampwatch.training.transfer.deferred import Deferred
 from tests.training.sensors.late import FakeDevice
 
@@ -48,8 +48,8 @@ def test_old_scales_are_forgotten() -> None:
     """A run has millions."""
     log = ScaleLog(Deferred())
     made = scaler(64.0)
-    for number in range(KEPT + 10):
+    for number in range(MAX_SCALES + 10):
         log.note(number, made)
 
     assert math.isnan(log.of(0) or 0.0)
-    assert log.of(KEPT + 9) == 64.0
+    assert log.of(MAX_SCALES + 9) == 64.0

@@ -14,14 +14,14 @@ import ampwatch
 from ampwatch.diagnosis.evidence.memory import Holding
 from ampwatch.training.devices import MemoryUse
 from ampwatch.training.sensors.memory import growth
-from ampwatch.training.sensors.memory.growth import KEY, MAX_MARKED, MIN_AGE, KeptGraphs
+from ampwatch.training.sensors.memory.growth import KEY, MAX_MARKED, MIN_AGE, HeldGraphs
 
 MODEL = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
 
 
-def followed(keep: Callable[[int, Tensor, Tensor], object], steps: int = 20) -> KeptGraphs:
+def followed(keep: Callable[[int, Tensor, Tensor], object], steps: int = 20) -> HeldGraphs:
     """Follow a training of so many iterations, after each of which something is kept."""
-    graphs = KeptGraphs()
+    graphs = HeldGraphs()
     for step in range(steps):
         out = MODEL(torch.randn(3, 4))
         loss = out.square().mean()
@@ -79,7 +79,7 @@ def test_an_output_deep_in_the_model_is_kept(kept_after: int, dtype: torch.dtype
     """Of any layer, in float32 and where autocast has cast weights and biases before each op."""
     layers = [nn.Linear(4, 4), *(_Residual() for _ in range(4)), nn.Linear(4, 2)]
     kept: list[Tensor] = []
-    graphs = KeptGraphs()
+    graphs = HeldGraphs()
     for step in range(20):
         x = torch.randn(3, 4)
         with torch.autocast("cpu", torch.float16, enabled=dtype is torch.float16):
@@ -127,14 +127,14 @@ def test_however_long_it_goes_on_few_are_followed() -> None:
 def test_all_that_stays_in_a_graph_is_an_empty_set() -> None:
     """Of a builtin class, under a key of its own."""
     loss = MODEL(torch.randn(3, 4)).square().mean()
-    KeptGraphs().mark(0, loss)
+    HeldGraphs().mark(0, loss)
 
     assert loss.grad_fn is not None
     assert loss.grad_fn.metadata == {KEY: set()}
 
 
 def test_a_loss_without_a_graph_is_not_followed() -> None:
-    graphs = KeptGraphs()
+    graphs = HeldGraphs()
 
     assert not graphs.mark(0, torch.ones(()))
     assert not graphs.mark(0, 3.0)
@@ -144,7 +144,7 @@ def test_a_loss_without_a_graph_is_not_followed() -> None:
 
 def test_a_part_that_all_iterations_share_is_not_kept_by_any() -> None:
     """An encoding that is computed once, and used with ``retain_graph``."""
-    graphs = KeptGraphs()
+    graphs = HeldGraphs()
     shared = MODEL(torch.randn(3, 4)).tanh()
     for step in range(20):
         loss = (shared * (step + 1)).square().mean()

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from ampwatch.report import accounts
-from ampwatch.report.verdict import RECENT_STEPS, Standing, judge
+from ampwatch.report.verdict import RECENT_STEPS, JudgedRank, judge
 from ampwatch.report.words import plain
 from ampwatch.state.rank import RankState
 from ampwatch.wire.blackbox.document import to_json
@@ -28,7 +28,7 @@ def judge_boxes(boxes: Sequence[Box]) -> RunVerdict:
     """
     world_size = max(box.identity.world_size for box in boxes)
     now_s = max(max(box.written_ns, box.last_ns) for box in boxes) / 1e9
-    return judge([standing_of(box) for box in boxes], world_size, now_s)
+    return judge([judged_rank(box) for box in boxes], world_size, now_s)
 
 
 def render_json(boxes: Sequence[Box]) -> str:
@@ -38,15 +38,15 @@ def render_json(boxes: Sequence[Box]) -> str:
         boxes: Those of its ranks; at least one, all of one run.
     """
     verdict = judge_boxes(boxes)
-    said: dict[str, object] = {
+    document: dict[str, object] = {
         "level": verdict.level.value,
         "sentence": plain(verdict.sentence),
         "advice": verdict.advice,
-        "rank": verdict.speaker,
+        "rank": verdict.shown_rank,
     }
     if verdict.root is not None:
         finding = verdict.root.finding
-        said["root"] = {
+        document["root"] = {
             "kind": finding.kind,
             "severity": verdict.root.severity.value,
             "where": finding.where,
@@ -56,11 +56,11 @@ def render_json(boxes: Sequence[Box]) -> str:
             "ranks": sorted(verdict.root.ranks),
         }
     if verdict.cause is not None:
-        said["cause"] = {"rank": verdict.cause.rank, "error": verdict.cause.error}
-    return to_json(boxes, verdict=said)
+        document["cause"] = {"rank": verdict.cause.rank, "error": verdict.cause.error}
+    return to_json(boxes, verdict=document)
 
 
-def standing_of(box: Box) -> Standing:
+def judged_rank(box: Box) -> JudgedRank:
     """Return what is known of a rank by its report."""
 
     def seen_s(finding: Finding) -> float:
@@ -78,7 +78,7 @@ def standing_of(box: Box) -> Standing:
         newest = box.steps[-RECENT_STEPS:]
         return {c: sum(s.skip_class is c for s in newest) for c in SKIP_CLASSES}, len(newest)
 
-    return Standing(
+    return JudgedRank(
         rank=box.identity.rank,
         state=box.state,
         reason=box.reason,

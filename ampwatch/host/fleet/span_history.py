@@ -1,4 +1,4 @@
-"""The course of a run since its beginning, in bounded memory.
+"""The history of a run since its beginning, in bounded memory.
 
 It is cut into spans of equally many steps, the stride. When there are too many of them
 the stride doubles and neighbours are merged: the beginning is never forgotten.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound="Span")
 
 _generations = count()
-"""Numbers of the layouts of all courses of this process; a place fits one of them only."""
+"""Numbers of the layouts of all histories of this process; a place fits one of them only."""
 
 
 class Span(Protocol):
@@ -34,8 +34,8 @@ class Span(Protocol):
         """Take in ``newer``, the span of steps after these."""
 
 
-class CoursePosition(NamedTuple):
-    """The part of a course that somebody has seen."""
+class HistoryPosition(NamedTuple):
+    """The part of a history that somebody has seen."""
 
     generation: int
     num_added: int
@@ -44,7 +44,7 @@ class CoursePosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class News(Generic[S]):
-    """The news in a course.
+    """The news in a history.
 
     Attributes:
         place: Where to go on from next time.
@@ -53,12 +53,12 @@ class News(Generic[S]):
             state of the last one seen: it has the same ``first_step`` and replaces it.
     """
 
-    place: CoursePosition
+    place: HistoryPosition
     everything: bool
     spans: list[S]
 
 
-class Course(Generic[S]):
+class SpanHistory(Generic[S]):
     """Spans of a run, thinned as it grows.
 
     Attributes:
@@ -92,7 +92,7 @@ class Course(Generic[S]):
         while len(self.spans) > self._max_spans:
             self._thin()
 
-    def since(self, place: CoursePosition | None) -> News[S]:
+    def since(self, place: HistoryPosition | None) -> News[S]:
         """Return what is new since ``place``, or everything if it does not fit any more.
 
         Args:
@@ -101,7 +101,7 @@ class Course(Generic[S]):
         Returns:
             The live spans, not copies: read them before the next ``add``.
         """
-        now = CoursePosition(self._generation, self._num_added, len(self.spans))
+        now = HistoryPosition(self._generation, self._num_added, len(self.spans))
         if place is None or place.generation != self._generation:
             return News(now, everything=True, spans=list(self.spans))
         # From the last span seen on: it was still growing when it was seen.

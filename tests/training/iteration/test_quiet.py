@@ -20,8 +20,8 @@ from ampwatch.diagnosis.records import range_records
 from ampwatch.diagnosis.steps.step_bookkeeping import StepBookkeeping
 from ampwatch.guard import Account
 from ampwatch.training.hooks import bus
-from ampwatch.training.iteration import governor, plain, programs
-from ampwatch.training.iteration.plain import PlainSteps
+from ampwatch.training.iteration import governor, programs, quiet
+from ampwatch.training.iteration.quiet import QuietSteps
 from ampwatch.training.native import timed
 from ampwatch.wire.records import StepRecord
 
@@ -39,7 +39,7 @@ COMPARED = [name for name in StepRecord.__struct_fields__ if name not in MEASURE
 @pytest.fixture(autouse=True, params=["light", "standard"])
 def _rest_soon(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Program, "level", request.param)
-    monkeypatch.setattr(bus, "HEARD_AT_FIRST", 8)
+    monkeypatch.setattr(bus, "AWAKE_AT_FIRST", 8)
     # What is sampled depends on no clock.
     monkeypatch.setattr(governor, "OPENING", 4)
     monkeypatch.setattr(Account, "spent_ns", 0)
@@ -76,17 +76,17 @@ class Program:
 
     # Ways to take a step.
 
-    def plain(self) -> None:
+    def quiet(self) -> None:
         self.backward()
         self.step()
 
     def scheduled(self) -> None:
-        self.plain()
+        self.quiet()
         self.scheduler.step()
 
     def of_two_losses(self) -> None:
         self.backward()
-        self.plain()
+        self.quiet()
 
     def without_a_loss(self) -> None:
         self.loss().backward()
@@ -145,7 +145,7 @@ class Program:
         self.scaler.update()
 
     def past_the_scaler(self) -> None:
-        self.plain()
+        self.quiet()
         self.optimizer.step()
 
     def accumulated(self) -> None:
@@ -165,15 +165,15 @@ class Program:
         self.scaler.update()
 
     def loaded(self) -> None:
-        self.plain()
+        self.quiet()
         self.scaler.load_state_dict(self.scaler.state_dict())
 
     def set_anew(self) -> None:
-        self.plain()
+        self.quiet()
         self.scaler.set_growth_factor(4.0)
 
     def asked(self) -> None:
-        self.plain()
+        self.quiet()
         self.watch.box()
 
     def restarted(self) -> None:
@@ -216,7 +216,7 @@ WAYS = [name for name, way in vars(Program).items() if callable(way) and "__" no
 
 def _said_without(play: Callable[[], tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> Any:
     with monkeypatch.context() as patch:
-        patch.setattr(PlainSteps, "may_be", lambda _clock: False)
+        patch.setattr(QuietSteps, "may_be", lambda _clock: False)
         return play()
 
 
@@ -230,7 +230,7 @@ def test_whatever_is_done_once_is_told_as_ever(
     def play() -> tuple[Any, ...]:
         program = Program(fused=fused)
         for step in range(24):
-            program.take(way if step in {12, 18, 19} else "plain")
+            program.take(way if step in {12, 18, 19} else "quiet")
         return program.said()
 
     assert play() == _said_without(play, monkeypatch)
@@ -244,8 +244,8 @@ def test_a_skip_between_two_samples_is_measured_before_it_is_clipped(
     def play() -> tuple[Any, ...]:
         program = Program(sample_every=100)
         program.take(*["clipped"] * 60)
-        plain = program.watch._session._ledger._plain
-        is_in_c.append(plain is not None and plain.is_on)
+        quiet = program.watch._session._ledger._quiet
+        is_in_c.append(quiet is not None and quiet.is_on)
         program.take("clipped_overflow", *["clipped"] * 3)
         return program.said()
 
@@ -270,14 +270,14 @@ def test_whatever_is_done_in_whatever_order_is_told_as_ever(
 
 
 def _steps_of(watch: Any) -> Any:
-    return watch._session._ledger._plain
+    return watch._session._ledger._quiet
 
 
-def test_plain_iterations_are_taken_down_in_c() -> None:
+def test_quiet_iterations_are_taken_down_in_c() -> None:
     program = Program()
     taken = []
     for _ in range(20):
-        program.take("plain")
+        program.take("quiet")
         taken.append(_steps_of(program.watch).is_on)
 
     assert taken.count(True) >= 8
@@ -314,7 +314,7 @@ def test_a_schedule_that_moves_after_a_while_is_seen_in_its_step(
     for step in range(40):
         if step == 20:
             program.scheduler.last_epoch += 1
-        program.plain()
+        program.quiet()
     program.watch.close()
 
     assert program.optimizer.param_groups[0]["lr"] is rate
@@ -324,7 +324,7 @@ def test_a_schedule_that_moves_after_a_while_is_seen_in_its_step(
 def test_nothing_of_the_program_is_held() -> None:
     """An optimizer that the program lets go of is gone, with iterations taken down before."""
     program = Program()
-    program.take(*12 * ["plain"])
+    program.take(*12 * ["quiet"])
     assert _steps_of(program.watch).is_on
     gone = weakref.ref(program.optimizer)
     program.optimizer = program.other
@@ -333,14 +333,14 @@ def test_nothing_of_the_program_is_held() -> None:
     gc.collect()
 
     assert gone() is None
-    program.take("plain")
+    program.take("quiet")
     program.watch.close()
 
 
 def test_references_are_counted() -> None:
     """What is read in each step belongs to the program, as many times as before."""
     program = Program()
-    program.take(*8 * ["plain"])
+    program.take(*8 * ["quiet"])
     kept = [
         program.scaler,
         program.optimizer,
@@ -350,7 +350,7 @@ def test_references_are_counted() -> None:
     kept += [torch.float32, torch.Tensor, program.watch._session.bus]
     before = [sys.getrefcount(one) for one in kept]
     for _ in range(400):
-        program.plain()
+        program.quiet()
     after = [sys.getrefcount(one) for one in kept]
 
     assert all(abs(b - a) < 100 for a, b in zip(before, after, strict=True)), (before, after)
@@ -360,13 +360,13 @@ def test_references_are_counted() -> None:
 def test_what_a_sensor_of_schedulers_raises_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The program does not see it, and the iterations are told as ever."""
     program = Program()
-    program.take(*12 * ["plain"])
+    program.take(*12 * ["quiet"])
     monkeypatch.setattr(program.optimizer, "param_groups", None)
     program.scaler.scale(program.loss()).backward()
     with pytest.raises(TypeError):  # PyTorch's own
         program.scaler.step(program.optimizer)
     monkeypatch.undo()
-    program.take(*4 * ["plain"])
+    program.take(*4 * ["quiet"])
 
     assert program.watch.last_step.step == 15
     assert "schedulers" in program.watch.report()
@@ -377,7 +377,7 @@ def test_a_callback_between_two_iterations_is_called_after_each() -> None:
     program = Program()
     closed: list[int] = []
     program.watch._session.bus.call_at_boundary(closed.append)
-    program.take(*22 * ["plain"])
+    program.take(*22 * ["quiet"])
 
     assert closed == list(range(22))
     assert _steps_of(program.watch).is_on
@@ -399,7 +399,7 @@ def test_what_a_handler_of_a_signal_raises_is_the_programs() -> None:
             return super().__iter__()
 
     program = Program()
-    program.take(*12 * ["plain"])
+    program.take(*12 * ["quiet"])
     assert _steps_of(program.watch).is_on
     program.backward()
     groups, before = program.optimizer.param_groups, signal.signal(signal.SIGUSR1, end)
@@ -410,7 +410,7 @@ def test_what_a_handler_of_a_signal_raises_is_the_programs() -> None:
     finally:
         signal.signal(signal.SIGUSR1, before)
         program.optimizer.param_groups = groups
-    program.take(*4 * ["plain"])
+    program.take(*4 * ["quiet"])
 
     assert program.watch.last_step.step == 15
     assert "switched off" not in program.watch.report()
@@ -420,13 +420,13 @@ def test_what_a_handler_of_a_signal_raises_is_the_programs() -> None:
 def test_a_full_stack_is_the_programs() -> None:
     """It ends where it would have ended, and what is watched is watched on."""
     program = Program()
-    program.take(*12 * ["plain"])
+    program.take(*12 * ["quiet"])
     assert _steps_of(program.watch).is_on
 
     with pytest.raises(RecursionError):
         _fill(program)
     program.optimizer.zero_grad()
-    program.take(*4 * ["plain"])
+    program.take(*4 * ["quiet"])
 
     assert program.watch.last_step.step == 15
     program.watch.close()
@@ -464,7 +464,7 @@ class Mode(TorchFunctionMode):
 def _on(num: int = 12) -> Program:
     program = Program()
     for _ in range(num):
-        program.take("plain")
+        program.take("quiet")
     assert _steps_of(program.watch).is_on
     return program
 
@@ -473,7 +473,7 @@ def _wait_to_be_judged(program: Program) -> int:
     """Take steps until one waits, and return how many: on a busy machine some are judged at once."""
     taken = 0
     while not _steps_of(program.watch).num_ended:
-        program.plain()
+        program.quiet()
         taken += 1
     return taken
 
@@ -490,7 +490,7 @@ def test_a_monitor_may_be_closed_while_a_step_is_taken_down() -> None:
     program.scaler.step(program.optimizer)
     with Mode(program.scaler._scale, close):
         program.scaler.update()
-    program.plain()
+    program.quiet()
 
     assert not _steps_of(program.watch).is_on
 
@@ -510,7 +510,7 @@ def test_what_is_being_taken_down_when_the_ledger_takes_over_is_told_to_it() -> 
             return super().get(*args)
 
     program.optimizer.param_groups[0] = Group(program.optimizer.param_groups[0])
-    program.take("plain")
+    program.take("quiet")
     box = program.watch.box()
 
     assert not program.optimizer.param_groups[0].steps  # type: ignore[attr-defined] # a Group
@@ -525,7 +525,7 @@ def test_an_interrupt_while_an_error_is_looked_at_goes_on(monkeypatch: pytest.Mo
     def refuse() -> None:
         raise ValueError
 
-    monkeypatch.setattr(plain, "is_of_a_signal", asked)
+    monkeypatch.setattr(quiet, "is_of_a_signal", asked)
     program = _on()
     program.backward()
     program.scaler.step(program.optimizer)
@@ -535,15 +535,15 @@ def test_an_interrupt_while_an_error_is_looked_at_goes_on(monkeypatch: pytest.Mo
 
 
 def test_an_interrupt_while_iterations_are_made_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = plain.Iteration
+    made = quiet.Iteration
 
     def interrupted(*_args: Any, **_kwargs: Any) -> Any:
-        monkeypatch.setattr(plain, "Iteration", made)
+        monkeypatch.setattr(quiet, "Iteration", made)
         raise KeyboardInterrupt
 
     program = _on()
     steps = 12 + _wait_to_be_judged(program)
-    monkeypatch.setattr(plain, "Iteration", interrupted)
+    monkeypatch.setattr(quiet, "Iteration", interrupted)
     with pytest.raises(KeyboardInterrupt):
         program.watch.box()
 
@@ -561,7 +561,7 @@ def test_a_ledger_that_has_failed_takes_nothing_down(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(ledger, "_tell_times", fail)
     program.watch.box()
     for _ in range(4):
-        program.plain()
+        program.quiet()
 
     assert ledger.guard.off
     assert not _steps_of(program.watch).is_on
@@ -574,7 +574,7 @@ def test_a_scale_that_has_moved_to_other_memory_is_read_there() -> None:
     program = _on()
     scale = program.scaler._scale
     scale.data = scale.data.reshape(1)
-    program.take("plain")
+    program.take("quiet")
     scale.data = torch.tensor(2.0**12)
     program.scaler.scale(program.loss()).backward()
     program.step()

@@ -11,7 +11,7 @@ from ampwatch.host.daemon.discovery import find_rings
 from ampwatch.host.fleet.jobs import together
 from ampwatch.host.fleet.rank import STALE_STEPS
 from ampwatch.runtime import RING_SUFFIX, ring_directories
-from ampwatch.state.salvage import SILENT, read_ring
+from ampwatch.state.leftovers import SILENT, read_ring
 from ampwatch.wire.blackbox import files
 from ampwatch.wire.blackbox.box import joined
 from ampwatch.wire.records import RunState
@@ -30,8 +30,8 @@ VANISHED = (
 WAS_RUNNING = "It was running when this was written"
 
 
-class Remains(NamedTuple):
-    """The remains of runs.
+class Leftovers(NamedTuple):
+    """Leftovers of runs.
 
     Attributes:
         boxes: One for each process, the one that started first first.
@@ -42,11 +42,11 @@ class Remains(NamedTuple):
     problems: list[str]
 
 
-def find_remains(
+def find_leftovers(
     settings: Settings,
     run: str | None = None,
     clock: Callable[[], float] = time.time,
-) -> Remains:
+) -> Leftovers:
     """Read the rings and the reports of this user on this machine.
 
     Args:
@@ -82,7 +82,7 @@ def find_remains(
         known = found.get(identity)
         found[identity] = box if known is None else _together(known, box)
     boxes = sorted(found.values(), key=lambda box: (box.identity.started_ns, box.identity.rank))
-    return Remains(boxes, problems)
+    return Leftovers(boxes, problems)
 
 
 def read_path(path: Path) -> list[Box]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ampwatch.settings import Settings
-from ampwatch.state.salvage import forget_silence, read_ring, salvage
+from ampwatch.state.leftovers import forget_silence, read_ring, save_leftovers
 from ampwatch.wire.blackbox import files
 from ampwatch.wire.records import FindingRecord, RunState
 from ampwatch.wire.ring import RingWriter
@@ -40,7 +40,7 @@ def test_what_the_process_has_written_itself_stays(tmp_path: Path, settings: Set
     own.state = RunState.RUNNING
     files.write(tmp_path / "runs", own, most=4)
     writer = ring(tmp_path, step(30), FindingRecord(alarm(count=9)))
-    salvage(writer.path, IDENTITY, RunState.STALE, settings)
+    save_leftovers(writer.path, IDENTITY, RunState.STALE, settings)
 
     read = only(tmp_path)
     assert read.settings == own.settings
@@ -54,14 +54,14 @@ def test_who_has_had_the_last_word_is_left_alone(tmp_path: Path, settings: Setti
     """A run that ended well leaves nothing, and what an earlier daemon wrote holds."""
     writer = ring(tmp_path, step(1))
     writer.close(end(), keep=True)
-    salvage(writer.path, IDENTITY, RunState.FAILED, settings)
+    save_leftovers(writer.path, IDENTITY, RunState.FAILED, settings)
     assert not list(files.paths(tmp_path / "runs"))
 
     earlier = box()
     earlier.state = RunState.FAILED
     files.write(tmp_path / "runs", earlier, most=4)
     other = ring(tmp_path, step(99))
-    salvage(other.path, IDENTITY, RunState.FAILED, settings)
+    save_leftovers(other.path, IDENTITY, RunState.FAILED, settings)
     assert repr(only(tmp_path)) == repr(earlier)
     other.close(end(), keep=False)
 
@@ -71,7 +71,7 @@ def test_another_process_at_the_same_path_is_not_mistaken(
 ) -> None:
     """The file may have been replaced meanwhile."""
     writer = ring(tmp_path, step(1))
-    salvage(writer.path, identity(pid=1), RunState.FAILED, settings)
+    save_leftovers(writer.path, identity(pid=1), RunState.FAILED, settings)
 
     assert not list(files.paths(tmp_path / "runs"))
     writer.close(end(), keep=False)
@@ -80,13 +80,13 @@ def test_another_process_at_the_same_path_is_not_mistaken(
 def test_what_hangs_and_goes_on_leaves_nothing(tmp_path: Path, settings: Settings) -> None:
     """Unless something was found."""
     writer = ring(tmp_path, step(1))
-    salvage(writer.path, IDENTITY, RunState.STALE, settings)
+    save_leftovers(writer.path, IDENTITY, RunState.STALE, settings)
     assert only(tmp_path).state is RunState.STALE
     forget_silence(IDENTITY, settings)
     assert not (tmp_path / "runs" / "gpt").exists()
 
     writer.put(FindingRecord(alarm()))
-    salvage(writer.path, IDENTITY, RunState.STALE, settings)
+    save_leftovers(writer.path, IDENTITY, RunState.STALE, settings)
     forget_silence(IDENTITY, settings)
     assert only(tmp_path).has_alarm
     writer.close(end(), keep=False)

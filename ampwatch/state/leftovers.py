@@ -77,7 +77,7 @@ def known_of(identity: RunIdentity, directory: Path) -> Box | None:
     return next((box for box in boxes if box.identity == identity), None)
 
 
-def salvage(path: Path, identity: RunIdentity, state: RunState, settings: Settings) -> None:
+def save_leftovers(path: Path, identity: RunIdentity, state: RunState, settings: Settings) -> None:
     """Write the box of a process that cannot do so any more.
 
     Nothing is written for one that has had its last word.
@@ -106,7 +106,7 @@ def salvage(path: Path, identity: RunIdentity, state: RunState, settings: Settin
 
 
 def forget_silence(identity: RunIdentity, settings: Settings) -> None:
-    """Remove the box that said a process hangs, or had died, which has gone on after all."""
+    """Remove the box of a process that seemed to hang or to be dead, and has gone on."""
     directory = files.report_directory(settings.report_dir)
     known = known_of(identity, directory)
     if known is None or known.has_alarm:

@@ -1,4 +1,4 @@
-"""The course of the demo: how long it is healthy, when it breaks, when it is over. No torch here."""
+"""The history of the demo: how long it is healthy, when it breaks, when it is over. No torch here."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class DemoCourse:
-    """Course of the demo: when the fault is planted, and when it is over.
+class DemoSchedule:
+    """Schedule of the demo: when the fault is planted, and when it is over.
 
     Attributes:
         end: When it is over at the latest.
@@ -49,7 +49,7 @@ class DemoCourse:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A step in the course of the demo.
+    """A step in the schedule of the demo.
 
     Attributes:
         step: Its number, from 0.
@@ -62,10 +62,10 @@ class Moment:
     share: float
 
 
-def usual_course(
+def usual_schedule(
     *, steps: int | None = None, seconds: float = SECONDS, healthy: bool = False
-) -> DemoCourse:
-    """Return a course that breaks after a minute, but half way at the latest.
+) -> DemoSchedule:
+    """Return a schedule that breaks after a minute, but half way at the latest.
 
     Args:
         steps: When it is over at the latest.
@@ -74,14 +74,14 @@ def usual_course(
     """
     end = Limit(steps or math.inf, seconds)
     half = Limit(end.steps / 2, min(HEALTHY_SECONDS, end.seconds / 2))
-    return DemoCourse(end, Limit() if healthy else half)
+    return DemoSchedule(end, Limit() if healthy else half)
 
 
-def moments(course: DemoCourse, clock: Callable[[], float]) -> Iterator[Moment]:
+def moments(schedule: DemoSchedule, clock: Callable[[], float]) -> Iterator[Moment]:
     """Yield one moment per training step until the demo is over.
 
     Args:
-        course: What is to happen when.
+        schedule: What is to happen when.
         clock: Monotonic time. Unit: s.
     """
     begin = clock()
@@ -89,7 +89,7 @@ def moments(course: DemoCourse, clock: Callable[[], float]) -> Iterator[Moment]:
     planted_over: float | None = None
     while True:
         at = (step, clock() - begin)
-        over, broken = course.end.share(*at), course.fault.share(*at)
+        over, broken = schedule.end.share(*at), schedule.fault.share(*at)
         if over >= 1.0:
             return
         if planted_over is None and broken >= 1.0:

@@ -1,6 +1,6 @@
 """Findings put in the order in which they are shown: the cause, then what it explains.
 
-The ranks of a run mostly find the same, which is one story then.
+The ranks of a run mostly find the same, which is one incident then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Story:
+class Incident:
     """A finding that nothing else explains, and what it explains.
 
     Attributes:
@@ -35,10 +35,10 @@ class Story:
     finding: Finding
     ranks: list[int]
     is_current: bool = True
-    symptoms: list[Story] = field(default_factory=list)
+    symptoms: list[Incident] = field(default_factory=list)
 
     @property
-    def members(self) -> list[Story]:
+    def members(self) -> list[Incident]:
         """The finding itself, and what it explains."""
         return [self, *self.symptoms]
 
@@ -62,35 +62,35 @@ class Story:
         return min(member.finding.first_step for member in self.members)
 
 
-def stories(
+def incidents(
     found: Iterable[tuple[int, Sequence[Finding]]],
     is_current: IsCurrent = lambda _rank, _finding: True,
-) -> list[Story]:
-    """Return the stories of a run: those that go on, the worst first, and of equals what began first.
+) -> list[Incident]:
+    """Return the incidents of a run: those that go on, the worst first, and of equals what began first.
 
-    What counts is the worst and the first thing in a story, be it the cause or a symptom.
+    What counts is the worst and the first thing in an incident, be it the cause or a symptom.
 
     Args:
         found: The findings of each rank.
         is_current: Returns whether a finding of a rank still holds; all do without.
     """
-    by_key: dict[str, Story] = {}
+    by_key: dict[str, Incident] = {}
     for rank, findings in found:
         for finding in findings:
             holds = is_current(rank, finding)
-            story = by_key.get(finding.key)
-            if story is None:
-                by_key[finding.key] = Story(finding, [rank], holds)
+            incident = by_key.get(finding.key)
+            if incident is None:
+                by_key[finding.key] = Incident(finding, [rank], holds)
                 continue
-            story.ranks.append(rank)
-            story.is_current |= holds
-            if _precedence(finding) < _precedence(story.finding):
-                story.finding = finding
+            incident.ranks.append(rank)
+            incident.is_current |= holds
+            if _precedence(finding) < _precedence(incident.finding):
+                incident.finding = finding
     roots = _roots(by_key)
-    for key, story in by_key.items():
-        if roots[key] is not story:
-            roots[key].symptoms.append(story)
-    shown = [story for key, story in by_key.items() if roots[key] is story]
+    for key, incident in by_key.items():
+        if roots[key] is not incident:
+            roots[key].symptoms.append(incident)
+    shown = [incident for key, incident in by_key.items() if roots[key] is incident]
     return sorted(shown, key=lambda s: (not s.goes_on, -SEVERITIES.index(s.severity), s.first_step))
 
 
@@ -99,16 +99,16 @@ def _precedence(finding: Finding) -> tuple[int, int]:
     return finding.first_step, -SEVERITIES.index(finding.severity)
 
 
-def _roots(by_key: dict[str, Story]) -> dict[str, Story]:
-    """Return for the key of each story the one that explains it; itself if none does.
+def _roots(by_key: dict[str, Incident]) -> dict[str, Incident]:
+    """Return for the key of each incident the one that explains it; itself if none does.
 
     Where causes go round in a circle each of them is one.
     """
-    roots: dict[str, Story] = {}
+    roots: dict[str, Incident] = {}
     # The findings are another process's: a chain of them may be of any length, and lead nowhere.
-    for story in by_key.values():
-        path = [story]
-        keys = {story.finding.key}
+    for incident in by_key.values():
+        path = [incident]
+        keys = {incident.finding.key}
         while path[-1].finding.key not in roots and not path[-1].finding.root:
             cause = by_key.get(path[-1].finding.caused_by)
             if cause is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ampwatch.host.daemon.watcher import Rescue, RingWatcher
+from ampwatch.host.daemon.watcher import LeftoverWriter, RingWatcher
 from ampwatch.host.fleet import Fleet
 from ampwatch.settings import Settings
 from ampwatch.wire.blackbox import Box, files
@@ -27,13 +27,13 @@ class Watch:
         self.rings = directory / "rings-here"
         settings = Settings.resolve({"report_dir": str(self.reports), "stale_seconds": 120})
         self.clock = Clock(START + 10)
-        self.rescue = Rescue(settings)
+        self.leftovers = LeftoverWriter(settings)
         self.fleet = Fleet(settings, self.clock)
         self.watcher = RingWatcher(
             self.fleet,
             lambda: [self.rings],
             grace_seconds=600,
-            rescue=self.rescue,
+            leftovers=self.leftovers,
             clock=self.clock,
         )
 
@@ -103,7 +103,7 @@ def test_a_report_that_cannot_be_written_is_counted_and_reported(
     with caplog.at_level(logging.WARNING):
         watch.watcher.poll()
 
-    assert watch.rescue.failures == 1
+    assert watch.leftovers.failures == 1
     assert "cannot write the report of run gpt (stale): the directory" in caplog.text
     writer.close(end(), keep=False)
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ampwatch.training.hooks.bus import Bus, OpenIteration
     from ampwatch.training.iteration.ledger import Clock, Schedulers
 
-HEARD = (
+LISTENED = (
     on.Scaled,
     on.StepBegan,
     on.StepEnded,
@@ -50,19 +50,19 @@ HEARD = (
 """Events that are not made of what is taken down, in the order of steps.c."""
 
 ENDS = (on.IterationClosing, on.IterationClosed, on.IterationOpened)
-"""Events between two iterations: where anybody is to be told of each, the ledger ends the iteration."""
+"""Events between two iterations: where anybody is to be notified of each, the ledger ends the iteration."""
 
-NAMES = tuple(handler_name(kind) for kind in (*HEARD, *ENDS))
+NAMES = tuple(handler_name(kind) for kind in (*LISTENED, *ENDS))
 """Names by which sensors know them."""
 
-NOTED = (*HEARD[:-1], on.IterationClosed)
+NOTED = (*LISTENED[:-1], on.IterationClosed)
 """What is noted of each; of the first and of the last but one nothing is."""
 
 PATIENCE = 32
 """Iterations that are taken down as ever where one is not of a form that can be, or the next is not like it."""
 
 TAPS_SHARE = 8
-"""How many times as long as is measured here a plain iteration takes longer than a bare one: what stands in place of
+"""How many times as long as is measured here a quiet iteration takes longer than a bare one: what stands in place of
 PyTorch's callables cannot time itself, nor what the training finds out of its caches afterwards. Measured beside a bare
 training of 0.31 ms a step (benchmarks/overhead.py): 80 us at `light`, of which 7.5 us were measured here and 21 us in
 what judges, and 144 us at `standard`, of which 9 us and 52 us."""
@@ -107,20 +107,20 @@ class Form(NamedTuple):
     is_fused: bool
 
 
-class PlainSteps:
+class QuietSteps:
     """Takes iterations down that are like one.
 
     Args:
         resume: Called where one is not: the ledger goes on with what was noted (``end``).
         turn: Called between two iterations where ``is_due``, and when that of ``turn_at`` begins.
-        bus: Notes what happens; has nobody told of it.
+        bus: Notes what happens; notifies nobody of it.
         iteration: The open iteration; is moved on here as well.
         schedulers: Says whether one has moved the learning rate of an optimizer that steps.
         batch_ns: Time from one judgement to the next. Unit: ns.
 
     Attributes:
         form: What the iterations are like.
-        replace_listener: Returns what listens in place of a listener, by the name of what it hears.
+        replace_listener: Returns what listens in place of a listener, by the name of what it receives.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class PlainSteps:
         batch_ns: int,
     ) -> None:
         timed.prepare_steps((IS_ENABLED, *SCALER_STATE), (torch.Tensor, tracing_state))
-        self._channels = tuple(bus.channel(kind) for kind in (*HEARD, *ENDS))
+        self._channels = tuple(bus.channel(kind) for kind in (*LISTENED, *ENDS))
         moved = schedulers.has_moved, schedulers.seen
         given = resume, turn, bus, iteration, *moved, _is_own, NOTED
         self._steps = timed.Steps(given, self._channels, batch_ns)

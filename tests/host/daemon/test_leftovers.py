@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from ampwatch.errors import ReportError
-from ampwatch.host.daemon.remains import VANISHED, WAS_RUNNING, find_remains, jobs, read_path
+from ampwatch.host.daemon.leftovers import VANISHED, WAS_RUNNING, find_leftovers, jobs, read_path
 from ampwatch.settings import Settings
 from ampwatch.wire.blackbox import Box, files
 from ampwatch.wire.records import RunIdentity, RunState
@@ -38,7 +38,7 @@ def test_a_run_that_is_gone_is_read_from_disk(tmp_path: Path, settings: Settings
     """One that did not say how it ended is said to have not."""
     leave(tmp_path, RunState.FAILED, rank=0)
     leave(tmp_path, RunState.RUNNING, rank=1)
-    found = find_remains(settings, clock=now)
+    found = find_leftovers(settings, clock=now)
 
     assert [(b.state, b.reason) for b in found.boxes] == [
         (RunState.FAILED, ""),
@@ -52,10 +52,10 @@ def test_ring_and_disk_are_one_run(tmp_path: Path, settings: Settings) -> None:
     leave(tmp_path)
     writer = RingWriter.create([tmp_path / "rings"], IDENTITY, slots=64)
     writer.put(step(8))
-    (running,) = find_remains(settings, clock=now).boxes
-    (hung,) = find_remains(settings, clock=lambda: START + 900.0).boxes
+    (running,) = find_leftovers(settings, clock=now).boxes
+    (hung,) = find_leftovers(settings, clock=lambda: START + 900.0).boxes
     writer.close(end(), keep=True)
-    (ended,) = find_remains(settings, clock=now).boxes
+    (ended,) = find_leftovers(settings, clock=now).boxes
 
     assert [s.step for s in running.steps] == [3, 8]
     assert [b.state for b in (running, hung, ended)] == [
@@ -72,7 +72,7 @@ def test_a_killed_run_is_read_without_a_daemon(tmp_path: Path, settings: Setting
     with Place(tmp_path).writer("bert") as training:
         training.do("step")
         training.kill()
-        (left,) = find_remains(settings, "bert").boxes
+        (left,) = find_leftovers(settings, "bert").boxes
 
     assert (left.state, len(left.steps)) == (RunState.FAILED, 1)
 
@@ -82,8 +82,8 @@ def test_only_the_run_that_was_asked_for_is_returned(tmp_path: Path, settings: S
     for pid, run in enumerate(("a:b", "a/b", "c")):
         leave(tmp_path, run=run, pid=pid)
 
-    assert [b.identity.run for b in find_remains(settings, "a:b", now).boxes] == ["a:b"]
-    assert len(find_remains(settings, None, now).boxes) == 3
+    assert [b.identity.run for b in find_leftovers(settings, "a:b", now).boxes] == ["a:b"]
+    assert len(find_leftovers(settings, None, now).boxes) == 3
 
 
 def test_a_report_that_is_damaged_does_not_hide_the_others(
@@ -92,7 +92,7 @@ def test_a_report_that_is_damaged_does_not_hide_the_others(
     """It is named."""
     leave(tmp_path, RunState.FAILED)
     (tmp_path / "runs" / "gpt" / "torn.json").write_text('{"format": "ampwatch-re')
-    found = find_remains(settings, clock=now)
+    found = find_leftovers(settings, clock=now)
 
     assert len(found.boxes) == 1
     assert "torn.json" in found.problems[0]

@@ -35,7 +35,7 @@ class JudgesEach(Diagnosis):
 
     def deliver(self, *iterations: Iteration) -> None:
         for one in iterations:
-            self._plain = None
+            self._quiet = None
             super().deliver(one)
 
 
@@ -88,7 +88,7 @@ def inside(thing: Any, known: set[int]) -> Any:  # noqa: PLR0911 - a form each
     if callable(thing):
         return "a function"
     slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
-    names = sorted({*getattr(thing, "__dict__", ()), *slots} - {"_plain"})
+    names = sorted({*getattr(thing, "__dict__", ()), *slots} - {"_quiet"})
     return {name: inside(getattr(thing, name), known) for name in names}
 
 
@@ -169,7 +169,7 @@ class Training(MadeUpScaler):
             self.end(census=OpCensus(self.step))
 
     def untold(self, _: None) -> None:
-        self.end(is_told=False, found_inf={})
+        self.end(is_outcome_known=False, found_inf={})
 
     def unstepped(self, _: None) -> None:
         self.end(other_found_inf=True)

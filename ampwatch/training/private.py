@@ -5,8 +5,8 @@ else in the package, so that whoever tries a new torch has one file to read. A n
 without has a replacement, and what is lost is noted beside it. One that it cannot do without makes the
 import fail with a sentence, which ``monitor()`` raises before anything is attached.
 
-``python -m ampwatch.training.private`` prints which names this torch has. Names of attributes are looked
-up on the object each time, in C where that is a step's business.
+``python -m ampwatch.training.private`` prints which names this torch has, and in which versions each was
+seen. Names of attributes are looked up on the object each time, in C where that is a step's business.
 """
 
 from __future__ import annotations
@@ -47,6 +47,20 @@ class PrivateName(NamedTuple):
 
 NAMES: list[PrivateName] = []
 """All of them, in the order of this file."""
+
+ABSENT: dict[str, frozenset[str]] = {
+    "2.6.0": frozenset(
+        {
+            "torch.autograd._is_kineto_stopped",
+            "torch.nn.modules.module._has_any_global_hook",
+            "torch._C._dynamo.guards.set_is_in_mode_without_ignore_compile_internals",
+            "torch._functorch.config.backward_pass_autocast",
+        }
+    ),
+    "2.13.0": frozenset(),
+    "2.14.1": frozenset(),
+}
+"""By version of torch that was tried: the names that it does not have. It has all others."""
 
 _NEEDED = object()
 
@@ -487,7 +501,7 @@ DeviceType: Any = _find("_C._autograd.DeviceType", "Where an event of the profil
 is_kineto_stopped: Callable[[], bool] = _find(
     "autograd._is_kineto_stopped",
     "Shows whether the buffers of a device were full before the end of a recording.",
-    "A window that is too long lacks kernels, unnoticed. So in torch 2.6.",
+    "A window that is too long lacks kernels, unnoticed.",
     bool,
 )
 _is_profiled: Callable[[], bool] = _find(
@@ -580,11 +594,11 @@ SEES_COMPILED: bool = (
 From 2.10 on. Before, what ran for the first time under a dispatch mode was not compiled, or was
 compiled again at each call (pytorch/pytorch#164992)."""
 
-GUARDS_CLASSES = tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 14)
+GUARDS_CLASSES = tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 15)
 """Whether code is compiled again when a class that it calls gets a ``__call__`` of its own.
 
-Seen in torch 2.15 ("Dynamo specialized the compiled code on this key being absent"), not in 2.13;
-2.14 was not tried.
+Seen in torch 2.15 ("Dynamo specialized the compiled code on this key being absent"), not in 2.13
+and 2.14.1.
 """
 
 BACKENDS = tuple(
@@ -643,7 +657,8 @@ def page() -> str:
     lines = [f"torch {torch.__version__} has {len(NAMES) - len(absent)} of {len(NAMES)} names"]
     for name, use, without in NAMES:
         mark = "-" if name in absent else "+"
-        lines += [f"{mark} {name}", f"    {use} Without it: {without}"]
+        seen = ", ".join(version for version, names in ABSENT.items() if name not in names)
+        lines += [f"{mark} {name}", f"    {use} Without it: {without} Seen in {seen}."]
     return "\n".join(lines) + "\n"
 
 

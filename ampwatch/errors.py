@@ -81,17 +81,13 @@ CLOSED = "expected an open monitor, got one that is closed; call ampwatch.monito
 
 
 class RingError(AmpwatchError, OSError):
-    """A ring file cannot be created, opened or read."""
-
-
-class OtherLayoutError(RingError):
-    """A ring is of another release.
+    """A ring file cannot be created, opened or read.
 
     Attributes:
-        is_left: Its writer has ended.
+        writer_lives: Whether the writer of a ring of another release lives; ``None`` for any other file.
     """
 
-    is_left = False
+    writer_lives: bool | None = None
 
 
 class DaemonError(AmpwatchError, RuntimeError):

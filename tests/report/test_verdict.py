@@ -415,7 +415,7 @@ def test_ranks_that_are_alike_are_reported_as_one() -> None:
 
 def test_ranks_of_another_machine_are_not_counted_as_alike() -> None:
     """Nobody has seen them here."""
-    ranks = [rank_after(calm(30), rank=r)[0].standing for r in (0, 1)]
+    ranks = [rank_after(calm(30), rank=r)[0].judged_rank for r in (0, 1)]
 
     verdict = judge(ranks, 4, START + 30)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from hashlib import blake2b
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from ampwatch.host.fleet import Fleet
 from ampwatch.settings import Settings
 from ampwatch.wire.blackbox import files
 from ampwatch.wire.records import RunState
-from ampwatch.wire.ring import RingReader, layout
+from ampwatch.wire.ring import RingReader, layout, lock
 from ampwatch.wire.ring.encoding import encode
 from tests.fuzz.rings import mutate, one
 from tests.wire.corpus import FILES, RECORDS, REPORT, RING, ring
@@ -83,14 +84,26 @@ def test_a_ring_is_written_today_as_it_was_when_its_layout_was_new() -> None:
             assert then[place : place + layout.SLOT_SIZE] == now[place : place + layout.SLOT_SIZE]
 
 
+@pytest.fixture
+def alive() -> Iterator[Callable[[Path], None]]:
+    """Hold the lock of a ring, as its writer does."""
+    with ExitStack() as held:
+
+        def hold(path: Path) -> None:
+            lock.hold(held.enter_context(path.open("r+b")).fileno())
+
+        yield hold
+
+
 @pytest.mark.parametrize("version", [*OLDER, NEWER])
 def test_a_ring_of_another_layout_is_refused_by_reader_and_daemon(
-    version: int, tmp_path: Path
+    version: int, tmp_path: Path, alive: Callable[[Path], None]
 ) -> None:
-    """The page and ampwatch_rings_unreadable show it; the file stays."""
+    """The page and ampwatch_rings_unreadable show it while it is written; the file stays."""
     path = ring_of(version, tmp_path / "rings")
     with pytest.raises(RingError) as refused:
         RingReader(path)
+    alive(path)  # not before: a process that closes a file lets go of its lock
     fleet = Fleet(Settings())
     watcher = RingWatcher(fleet, lambda: [path.parent], grace_seconds=600)
     watcher.poll()
@@ -109,11 +122,14 @@ def test_ampwatch_report_says_why_it_cannot_read_one(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    alive: Callable[[Path], None],
     *,
     by_path: bool,
 ) -> None:
-    """Asked for the file, or for whatever there is."""
+    """Asked for the file, or for whatever there is that lives."""
     path = ring_of(version, tmp_path / "rings")
+    if not by_path:
+        alive(path)
     monkeypatch.setenv("AMPWATCH_RING_DIR", str(path.parent))
     monkeypatch.setenv("AMPWATCH_REPORT_DIR", str(tmp_path / "none"))
     monkeypatch.setenv("AMPWATCH_RUNTIME_DIR", str(tmp_path))

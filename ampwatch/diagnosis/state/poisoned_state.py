@@ -193,22 +193,27 @@ class PoisonedState(Detector):
             is_own = by.kind is OriginKind.OP and by.phase is Phase.OPTIMIZER
             if not is_own or by.parents or by in trace.gradient_origins:
                 continue
-            where = f"param:{name}"
             is_zero = fault_of(by) is Fault.POINT
+            if by.op.endswith("_") and not is_zero:
+                continue  # what it has overwritten may not have been finite
             kind = PARAM_NONFINITE
             if is_zero and by.is_stepping and by.out.dtype in HALF:
                 kind = OPTIMIZER_EPS_UNDERFLOW
+            where = f"param:{name}"
+            place = self._book.place_of(kind, where)
+            if self._book.get(kind.slug, place) is not None:
+                return  # they were broken before
             in_step = (
                 "in an optimizer's step" if by.is_stepping else "outside of any optimizer's step"
             )
+            zero = ", one of them zero or close to it," if is_zero else ""
             self._written = self._book.report(
                 kind,
-                self._book.place_of(kind, where),
+                place,
                 trace.step,
                 summary=(
-                    f"{by.op} {in_step} made {by.out.in_words()} in {by.out.dtype} of finite numbers at step {trace.step},"
-                    f" and {in_words(where)} was written with it"
-                    + (": a divisor is zero there" if is_zero else "")
+                    f"{by.op} {in_step} made {by.out.in_words()} in {by.out.dtype} of finite numbers{zero}"
+                    f" at step {trace.step}, and {in_words(where)} was written with it"
                 ),
                 kind_advice=DIVIDED_BY_ZERO if is_zero and kind is PARAM_NONFINITE else kind.advice,
                 op=by.op,

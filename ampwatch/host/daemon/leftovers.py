@@ -6,7 +6,7 @@ import statistics
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.errors import OtherLayoutError, ReportError, RingError
+from ampwatch.errors import ReportError, RingError
 from ampwatch.host.daemon.discovery import find_rings
 from ampwatch.host.fleet.jobs import together
 from ampwatch.host.fleet.rank import STALE_STEPS
@@ -66,8 +66,8 @@ def find_leftovers(
             # Not ``RingWatcher``: this runs beside a daemon, and must remove none of its files.
             read = read_ring(path, "report")
         except RingError as error:
-            is_left = isinstance(error, OtherLayoutError) and error.is_left
-            if path.exists() and not is_left:  # else it has just ended, or another release has
+            # Else it has just ended, or is what a process of another release has left.
+            if path.exists() and error.writer_lives is not False:
                 problems.append(str(error))
             continue
         box = read.box

@@ -16,7 +16,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ampwatch.errors import OtherLayoutError, RingError
+from ampwatch.errors import RingError
 from ampwatch.host.daemon.discovery import Signature, find_rings
 from ampwatch.host.daemon.settled import (
     FLIGHT_RECORDER_SECONDS,
@@ -151,19 +151,18 @@ class RingWatcher:
             return False
         try:
             reader = RingReader(path)
-        except OtherLayoutError as error:
-            # What is left of a process of another release stays as long as that of one of this release.
-            until = (
-                signature.modified_ns / 1e9 + FLIGHT_RECORDER_SECONDS if error.is_left else NEVER
-            )
-            problem = "" if error.is_left else str(error)
-            self._settled[path] = Settled(
-                signature, until, problem, was_read=False, is_foreign=not error.is_left
-            )
-            return False
         except RingError as error:
-            if not seems_dead:
-                self._settled[path] = Settled(signature, NEVER, str(error), was_read=False)
+            is_leftover = error.writer_lives is False
+            if is_leftover or not seems_dead:
+                # What is left of another release stays as long as what is left of this one.
+                ended_s = signature.modified_ns / 1e9
+                self._settled[path] = Settled(
+                    signature,
+                    ended_s + FLIGHT_RECORDER_SECONDS if is_leftover else NEVER,
+                    "" if is_leftover else str(error),
+                    was_read=False,
+                    is_foreign=bool(error.writer_lives),
+                )
             return False
         # Replaced since it was listed: this file passed no check. The next poll lists it anew.
         is_replaced = reader.inode != signature.inode

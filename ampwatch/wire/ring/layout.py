@@ -51,8 +51,6 @@ import zlib
 from enum import IntEnum
 from typing import NamedTuple
 
-from ampwatch.errors import OtherLayoutError
-
 LAYOUT = 9
 """Version of everything above and of the payloads in ``encoding.py``. A reader knows one.
 
@@ -140,6 +138,10 @@ def pack_header(slots: int, identity: bytes) -> bytes:
     crc = zlib.crc32(identity)
     fixed = _HEADER.pack(MAGIC, LAYOUT, SLOT_SIZE, slots, 0, 0, 0, len(identity), crc)
     return (fixed + identity).ljust(HEADER_SIZE, b"\0")
+
+
+class OtherLayoutError(ValueError):
+    """A ring is of another release."""
 
 
 def unpack_header(page: bytes, size: int) -> tuple[int, bytes]:

@@ -11,7 +11,7 @@ import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ampwatch.errors import OtherLayoutError, RingError
+from ampwatch.errors import RingError
 from ampwatch.wire.ring import layout, lock
 from ampwatch.wire.ring.encoding import decode, decode_identity
 
@@ -51,7 +51,7 @@ class RingReader:
             checked nor counted.
 
     Raises:
-        RingError: If ``path`` is not a whole ring of this layout; ``OtherLayoutError`` for one of another release.
+        RingError: If ``path`` is not a whole ring of this layout.
     """
 
     def __init__(self, path: Path, *kinds: layout.RecordKind) -> None:
@@ -73,11 +73,10 @@ class RingReader:
         except (OSError, ValueError) as error:
             msg = f"cannot read ring {str(path)!r}: {error}"
             refusal = RingError(msg)
-            if isinstance(error, OtherLayoutError):
-                refusal = OtherLayoutError(msg)
+            if isinstance(error, layout.OtherLayoutError):
                 # The lock is where it was in every release.
                 with suppress(OSError):
-                    refusal.is_left = lock.holder(self._descriptor) is None
+                    refusal.writer_lives = lock.holder(self._descriptor) is not None
             os.close(self._descriptor)
             raise refusal from error
         self._next = max(0, self._published() - self._slots)

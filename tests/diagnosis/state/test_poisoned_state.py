@@ -85,7 +85,8 @@ def test_the_op_of_a_step_that_breaks_weights_is_named_with_its_line(
         "out": Values("float32", 4, nans=True),
         "inputs": (zero, zero),
     }
-    made = outside("div", is_stepping=True, source="train.py:7", **{**usual, **changes})
+    values = {**usual, **changes}
+    made = outside(values.pop("op", "div"), is_stepping=True, source="train.py:7", **values)
     replay = Replay(scaled=False, dtypes=())
     replay.diagnosis.observe(
         traced(made, bad=bad, step=0, bad_parameters={"a.weight": frozenset({0})})

@@ -179,21 +179,25 @@ def from_dict(content: object) -> ErrorBudget:
     """
     names = {field.name for field in fields(ErrorBudget)}
     # These words are printed on a terminal, where escape sequences act.
-    if not (isinstance(content, dict) and names <= content.keys() and _is_printable(content)):
+    # Of what else there is, as of another release, nothing is read.
+    known = {k: content[k] for k in names & content.keys()} if isinstance(content, dict) else {}
+    if known.keys() != names or not _is_printable(known):
         msg = f"expected an error budget of printable words, got {content!r:.80}"
         raise ValueError(msg)
     try:
         # Not strict: what is not finite is a word.
-        return msgspec.convert(content, ErrorBudget, strict=False)
+        return msgspec.convert(known, ErrorBudget, strict=False)
     except msgspec.ValidationError as error:
         msg = f"expected an error budget, got another object: {error}"
         raise ValueError(msg) from None
 
 
 def _is_printable(value: object) -> bool:
-    if isinstance(value, (dict, list)):
-        return all(map(_is_printable, value.values() if isinstance(value, dict) else value))
-    return not isinstance(value, str) or value.isprintable()
+    todo = [value]
+    for each in todo:  # no recursion: it may be nested deeply
+        if isinstance(each, (dict, list)):
+            todo += each.values() if isinstance(each, dict) else each
+    return all(each.isprintable() for each in todo if isinstance(each, str))
 
 
 def _head(budget: ErrorBudget) -> list[str]:

@@ -99,10 +99,13 @@ def save_leftovers(path: Path, identity: RunIdentity, state: RunState, settings:
     if not settings.report_files:
         return
     directory = files.report_directory(settings.report_dir)
-    known = known_of(identity, directory)
-    if known is not None and known.state in (RunState.FAILED, state):
-        return  # by the process itself, or by an earlier daemon, which has found this ring as well
-    has_ended = state is RunState.FINISHED
+    known, has_ended = known_of(identity, directory), state is RunState.FINISHED
+    # By the process itself, or by an earlier daemon, which has found this ring as well.
+    if has_ended and files.box_path(directory, identity).with_suffix(files.CALM).exists():
+        return
+    was_taken_for_dead = has_ended and known is not None and known.reason == DIED
+    if known is not None and known.state in (RunState.FAILED, state) and not was_taken_for_dead:
+        return
     box, _ = read_ring(path, "daemon", ENDED_STEPS if has_ended else KEPT_STEPS)
     if box.identity != identity:
         return
@@ -110,7 +113,10 @@ def save_leftovers(path: Path, identity: RunIdentity, state: RunState, settings:
         return
     if state is RunState.STALE and not box.has_ended:
         box.state, box.reason = state, SILENT
-    files.write(directory, box if known is None else joined(known, box), settings.report_files)
+    if known is not None:
+        box = joined(known, box)
+    is_calm = box.state is RunState.FINISHED and known is None and not box.has_alarm
+    files.write(directory, box, settings.report_files, is_calm=is_calm)
 
 
 def forget_silence(identity: RunIdentity, settings: Settings) -> None:

@@ -14,7 +14,6 @@ from ampwatch.diagnosis.state.kinds import (
     OPTIMIZER_EPS_UNDERFLOW,
     PARAM_NONFINITE,
 )
-from ampwatch.numerics.formats import HALF
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.numerics.written import counted
 from ampwatch.wire.records import Topic, in_words
@@ -194,10 +193,10 @@ class PoisonedState(Detector):
             if not is_own or by.parents or by in trace.gradient_origins:
                 continue
             is_zero = fault_of(by) is Fault.POINT
-            if by.op.endswith("_") and not is_zero:
-                continue  # what it has overwritten may not have been finite
+            if by.out.is_negative_only or (by.op.endswith("_") and not is_zero):
+                continue  # a mask, or what it has overwritten may not have been finite
             kind = PARAM_NONFINITE
-            if is_zero and by.is_stepping and by.out.dtype in HALF:
+            if is_zero and name in self._lost_eps:
                 kind = OPTIMIZER_EPS_UNDERFLOW
             where = f"param:{name}"
             place = self._book.place_of(kind, where)
@@ -298,9 +297,8 @@ class PoisonedState(Detector):
         if self._written is not None and self._written is self._book.get(
             PARAM_NONFINITE.slug, place
         ):
-            self._book.again(
-                self._written, iteration.step
-            )  # of what came of them no more is reported
+            # Of what came of them no more is reported.
+            self._book.again(self._written, iteration.step)
             return
 
         def says(since: int) -> str:

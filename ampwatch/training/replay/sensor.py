@@ -266,7 +266,7 @@ class ReplaySensor(Sensor):
         """Without a scaler: replay before a gradient breaks the weights that the program has left as it was."""
         optimizer, step = event.optimizer, self._context.iteration.step
         self._witnesses.know(optimizer)
-        self._inquiry.withheld = None  # of a step that has raised
+        self._inquiry.withheld, self._inquiry.withholds = None, False  # of a step that has raised
         if self._is_followed or not self._is_listening or self._witnesses.are_finite():
             return
         if self._inquiry.is_running or not self._may_replay(step):
@@ -274,19 +274,20 @@ class ReplaySensor(Sensor):
         self._endangered = self._witnesses.broken(optimizer)
         if self._endangered:
             self._inquiry.withholds = True
-            try:
-                self._begin(step, self.calls.take_open(), 1.0, goes_back=True)
-            finally:
-                self._inquiry.withholds = False
+            self._begin(step, self.calls.take_open(), 1.0, goes_back=True)
 
     def optimizer_stepped(self, _event: on.OptimizerStepped) -> None:
         """Report what was found before the step, if it has broken weights: hooks may have mended the gradients."""
-        trace, self._inquiry.withheld = self._inquiry.withheld, None
+        if not self._endangered:
+            return
+        trace, self._inquiry.withheld, self._inquiry.withholds = self._inquiry.withheld, None, False
         endangered, self._endangered = self._endangered, ()
         broken = [(name, p) for name, p in endangered if not adds_up(p.detach())]
-        if broken and trace is not None:
+        if not broken:
+            self._inquiry.stop()  # on a device it may still be under way
+        elif trace is not None:
             self._context.observe(trace)
-        elif broken:  # of gradients that autograd.grad has computed no loss tells
+        else:  # of gradients that autograd.grad has computed no loss tells
             items = [Item(name, module_of(name), p.detach()) for name, p in broken]
             self._context.measuring.measure(Topic.WEIGHT, items, STATE)
 

@@ -102,7 +102,7 @@ def joined(older: Box, newer: Box) -> Box:
     return Box(
         identity=newer.identity,
         state=newer.state,
-        reason=newer.reason or older.reason,
+        reason=newer.reason or ("" if newer.state is RunState.FINISHED else older.reason),
         ended_ns=newer.ended_ns or older.ended_ns,
         traceback=newer.traceback or older.traceback,
         written_ns=newer.written_ns,

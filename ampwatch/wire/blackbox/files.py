@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from ampwatch.wire.records import RunIdentity
 
 SUFFIX = ".json"
+CALM = f".calm{SUFFIX}"
+"""Suffix of the boxes of runs that ended without findings. They take the place of no others."""
+
+CALM_SECONDS = 30 * 86400.0
+"""Age at which these are removed. Unit: s."""
+
 DRAFT = ".part"
 DRAFT_SECONDS = 3600.0
 """A draft so old is of a process that died while it wrote."""
@@ -75,7 +81,7 @@ def _tame(text: str) -> str:
     return _STRANGE.sub("_", text)[:64].lstrip(".") or "_"
 
 
-def write(directory: Path, box: Box, most: int) -> Path:
+def write(directory: Path, box: Box, most: int, *, is_calm: bool = False) -> Path:
     """Write the box of a process, replacing an older one of the same process.
 
     The file appears at once, whole, and has reached the disk when this returns. Directories
@@ -85,6 +91,7 @@ def write(directory: Path, box: Box, most: int) -> Path:
         directory: ``report_directory``.
         box: The box.
         most: Boxes of one run to keep; the oldest others are removed.
+        is_calm: The run has ended without findings: its box is kept for ``CALM_SECONDS``.
 
     Returns:
         The file.
@@ -96,6 +103,8 @@ def write(directory: Path, box: Box, most: int) -> Path:
         Some 3 ms to put into words, and what two ``fsync`` take: a few ms on a local disk.
     """
     path = box_path(directory, box.identity)
+    if is_calm:
+        path = path.with_suffix(CALM)
     try:
         home = private_directory(path.parent)
     except RingError as error:
@@ -116,6 +125,8 @@ def write(directory: Path, box: Box, most: int) -> Path:
         raise
     _sync(home)
     _prune(home, path, most)
+    if is_calm:
+        _forget_calm(directory)
     return path
 
 
@@ -197,7 +208,8 @@ def _sync(directory: Path) -> None:
 
 def _prune(run: Path, mine: Path, most: int) -> None:
     """Remove the oldest boxes of a run beyond ``most``, never the one just written, and old drafts."""
-    others = [path for path in boxes_in(run) if path != mine]
+    is_calm = mine.name.endswith(CALM)
+    others = [p for p in boxes_in(run) if p != mine and p.name.endswith(CALM) is is_calm]
     for path in others[: max(0, len(others) + 1 - most)]:
         with Suppress(OSError):  # another rank was faster
             path.unlink()
@@ -205,3 +217,12 @@ def _prune(run: Path, mine: Path, most: int) -> None:
         with Suppress(OSError):
             if time.time() - draft.stat().st_mtime > DRAFT_SECONDS:
                 draft.unlink()
+
+
+def _forget_calm(directory: Path) -> None:
+    """Remove what runs of any name have left that ended without findings long ago."""
+    for path in directory.glob(f"*/*{CALM}"):
+        with Suppress(OSError):
+            if time.time() - path.stat().st_mtime > CALM_SECONDS:
+                path.unlink()
+                path.parent.rmdir()

@@ -67,7 +67,10 @@ def test_what_moves_weights_by_hand_is_named_unless_they_were_finite_after_it(
     ("changes", "bad", "named"),
     [
         ({}, {}, ("param_nonfinite", "div", "train.py:7")),
-        ({"out": Values("float16", 4, posinf=True)}, {}, ("optimizer_eps_underflow", "div", "train.py:7")),
+        # Its dtype alone is no eps that was rounded to zero.
+        ({"out": Values("float16", 4, posinf=True)}, {}, ("param_nonfinite", "div", "train.py:7")),
+        ({"lost_eps": {"a.weight": 1e-8}}, {}, ("optimizer_eps_underflow", "div", "train.py:7")),
+        ({"out": Values("float32", 4, neginf=True)}, {}, ("param_nonfinite", "", "")),  # a mask
         ({}, {"a.weight": {0}}, ("param_nonfinite", "", "")),  # what made a gradient is named as that
         ({"parents": frozenset({0})}, {}, ("param_nonfinite", "", "")),  # of what was broken before
         ({"phase": Phase.BACKWARD}, {}, ("param_nonfinite", "", "")),
@@ -86,8 +89,8 @@ def test_the_op_of_a_step_that_breaks_weights_is_named_with_its_line(
         "inputs": (zero, zero),
     }
     values = {**usual, **changes}
+    replay = Replay(scaled=False, dtypes=(), lost_eps=values.pop("lost_eps", None))
     made = outside(values.pop("op", "div"), is_stepping=True, source="train.py:7", **values)
-    replay = Replay(scaled=False, dtypes=())
     replay.diagnosis.observe(
         traced(made, bad=bad, step=0, bad_parameters={"a.weight": frozenset({0})})
     )

@@ -13,11 +13,11 @@ from ampwatch.host.fleet import Fleet
 from ampwatch.settings import Settings
 from ampwatch.state.leftovers import ENDED_STEPS
 from ampwatch.wire.blackbox import Box, files
-from ampwatch.wire.records import RunState
+from ampwatch.wire.records import RunState, Severity
 from ampwatch.wire.ring import RingWriter
 from tests.host.daemon.parts import Place, eventually
 from tests.workshop.clocks import SECOND, START, Clock
-from tests.workshop.records import end, identity, step
+from tests.workshop.records import end, finding, identity, step
 
 
 class Watch:
@@ -110,6 +110,41 @@ def test_a_process_that_ends_well_leaves_a_short_report(watch: Watch) -> None:
     before = path.stat().st_ino
     Watch(watch.reports.parent).watcher.poll()
     assert path.stat().st_ino == before
+
+
+def test_the_report_of_a_run_that_ended_well_takes_the_place_of_no_other(tmp_path: Path) -> None:
+    """However many runs of that name come after it. Its own is gone a month later, whoever writes the next."""
+
+    def box(pid: int, run: str = "gpt") -> Box:
+        return Box(identity(pid=pid, run=run), state=RunState.FINISHED)
+
+    broken = files.write(tmp_path, box(1), 2)
+    calm = [files.write(tmp_path, box(pid), 2, is_calm=True) for pid in (2, 3, 4)]
+    assert set(files.paths(tmp_path)) == {broken, *calm[1:]}
+    for path in (broken, *calm[1:]):
+        os.utime(path, (0, 0))
+
+    other = files.write(tmp_path, box(5, "other"), 2, is_calm=True)
+
+    assert set(files.paths(tmp_path)) == {broken, other}
+
+
+def test_a_process_that_was_taken_for_dead_and_ends_well_was_not_dead(watch: Watch) -> None:
+    """Nobody killed it."""
+    writer = watch.ring(0)
+    writer.put(finding(severity=Severity.CRITICAL))
+    watch.watcher.poll()
+    os.close(writer._descriptor)
+    watch.watcher.poll()
+    assert [box.state for box in watch.left()] == [RunState.FAILED]
+
+    writer.put(step(1))
+    watch.watcher.poll()
+    writer.close(end(), keep=True)
+    watch.watcher.poll()
+
+    (left,) = watch.left()
+    assert (left.state, left.reason, len(left.findings)) == (RunState.FINISHED, "", 1)
 
 
 def test_a_process_without_a_step_leaves_no_report(watch: Watch) -> None:

@@ -415,7 +415,8 @@ class OriginFollower:
         reading = self._reading
         self._lineage.trace.num_ops = self._count
         gradients = self._last(reading, self._unfinished, lambda parameter: parameter.grad)
-        parameters = self._last(reading, self._unfinished, lambda parameter: parameter)
+        # One that is not trained may be a mask, or a limit.
+        parameters = self._last(reading, self._unfinished, lambda p: p if p.requires_grad else None)
         on_host, loss = self._around.loss_parts
         scale = self._around.scale
         return _Ended(

@@ -70,6 +70,13 @@ class Surroundings:
         return self._context.bus.is_optimizer_stepping
 
     @property
+    def is_step_of_torch(self) -> bool:
+        """Whether an optimizer of ``torch.optim`` is stepping that is known, and no other."""
+        known = self._context.registry.known()
+        of_torch = {id(o) for _, o in known if type(o).__module__.startswith("torch.optim.")}
+        return self._context.bus.stepping <= of_torch
+
+    @property
     def scale(self) -> Tensor | None:
         """The scaler's scale, ``None`` without one.
 
@@ -256,12 +263,14 @@ class OriginFollower:
             if self._unfinished.is_delivery(call):
                 return
             self._finish(call)
-        is_hidden = self._around.is_stepping and lineage.is_clean
-        outputs = [] if is_hidden and reading.is_late else ops.made_by(call)
+        if self._around.is_stepping and lineage.is_clean:
+            # Gradients, options and eps explain what those of PyTorch make; to read it would cost more than all else.
+            is_hidden = reading.is_late or self._around.is_step_of_torch
+            if is_hidden or not reading.doubtful(ops.made_by(call)):
+                self._hide(call)
+                return
+        outputs = ops.made_by(call)
         doubtful = reading.doubtful(outputs)
-        if is_hidden and not doubtful:
-            self._hide(call)
-            return
         if doubtful or not lineage.is_clean:
             noted = self._noted(call, place, ops.read_by(call), outputs)
             made = [reading.operand(tensor) for tensor in outputs]
@@ -288,7 +297,7 @@ class OriginFollower:
                 self._do(self._lineage.suspect, reading.operand(buffer))
 
     def _hide(self, call: OpCall) -> None:
-        """Know what an optimizer writes no more: it is sound, or on a device, where it is more than all else."""
+        """Know what an optimizer writes no more: it is sound, or nobody has read it."""
         keys = self._overwritten(ops.overwritten_by(call) or ops.made_by(call))
         if self._reading.is_late:
             # A fused optimizer may unscale gradients in place, which makes none of them finite.

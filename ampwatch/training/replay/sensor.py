@@ -267,7 +267,7 @@ class ReplaySensor(Sensor):
         optimizer, step = event.optimizer, self._context.iteration.step
         self._witnesses.know(optimizer)
         self._inquiry.withheld, self._inquiry.withholds = None, False  # of a step that has raised
-        if self._is_followed or not self._is_listening or self._witnesses.are_finite():
+        if self._is_followed or not self._is_listening or self._witnesses.are_finite(optimizer):
             return
         if self._inquiry.is_running or not self._may_replay(step):
             return

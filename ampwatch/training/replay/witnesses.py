@@ -20,6 +20,11 @@ MAX_NUMEL = 4096
 """Elements of a gradient that is read."""
 
 
+MAX_TOGETHER = 8
+"""Optimizers whose gradients are all read before each step. Of more, as a loop has that gives each parameter its own,
+an optimizer's own are."""
+
+
 class Witnesses:
     """Reads two small gradients of each optimizer: of its first parameter that is small, and of its last.
 
@@ -53,13 +58,14 @@ class Witnesses:
             witnesses = [weakref.ref(p) for p in {*small[:1], *small[-1:]}]
             self._of[id(optimizer)] = weakref.ref(optimizer), witnesses
 
-    def are_finite(self) -> bool:
-        """Whether the gradients that are read are finite."""
-        values = self._values
-        for optimizer, witnesses in self._of.values():
+    def are_finite(self, optimizer: Optimizer) -> bool:
+        """Whether the gradients that are read are finite, of an optimizer that is known and of the others."""
+        values, known = self._values, self._of
+        together = len(known) <= MAX_TOGETHER
+        for reference, witnesses in known.values() if together else (known[id(optimizer)],):
             for witness in witnesses:
                 parameter = witness()
-                if parameter is None or optimizer() is None:
+                if parameter is None or reference() is None:
                     self._of.clear()  # some programs make an optimizer for each step
                     return True
                 gradient = parameter.grad

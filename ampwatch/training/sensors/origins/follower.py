@@ -72,9 +72,8 @@ class Surroundings:
     @property
     def is_step_of_torch(self) -> bool:
         """Whether an optimizer of ``torch.optim`` is stepping that is known, and no other."""
-        known = self._context.registry.known()
-        of_torch = {id(o) for _, o in known if type(o).__module__.startswith("torch.optim.")}
-        return self._context.bus.stepping <= of_torch
+        known = map(self._context.registry.reference_to, self._context.bus.stepping)
+        return all(o is not None and type(o()).__module__.startswith("torch.optim.") for o in known)
 
     @property
     def scale(self) -> Tensor | None:

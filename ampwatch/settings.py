@@ -364,13 +364,11 @@ Generated from `ampwatch/settings.py`; change that file, then run
 `python -m ampwatch.settings > docs/settings.md`.
 
 - In the training script a setting is a keyword: `ampwatch.monitor(model, scaler, ring_slots=16384)`.
-- Everywhere it is an environment variable: `AMPWATCH_RING_SLOTS=16384`. An empty variable counts as
-  not set; a keyword wins over the variable.
-- A value of the wrong type or outside its limits is an error (`ampwatch.SettingsError`) before anything is
-  attached, in a keyword and in a variable. An unknown keyword is an error as well; an unknown variable
-  has no effect and is warned about.
-- A daemon that `monitor()` starts gets the settings of that process; one that already runs keeps
-  its own.
+- Everywhere it is an environment variable of its name in capitals: `AMPWATCH_RING_SLOTS=16384`. An empty variable counts as not set; a
+  keyword wins.
+- A value of the wrong type or outside its limits is an error (`ampwatch.SettingsError`), before anything is attached. An unknown keyword
+  is an error as well, an unknown variable a warning.
+- A daemon that `monitor()` starts gets the settings of that process; one that runs keeps its own.
 
 These five are enough for most trainings:
 
@@ -385,7 +383,7 @@ def markdown() -> str:
         "Prometheus series of modules": "module_series module_series_ranks",
         "The laboratory": "lab record_dir record_first record_every",
     }
-    heads = "| name | environment variable | default | limits | what it is |\n| --- | --- | --- | --- | --- |\n"
+    heads = "| name | default | limits | what it is |\n| --- | --- | --- | --- |\n"
     rows = {spec.name: _row(spec) for spec in fields(Settings)}
     folded = ""
     for title, names in groups.items():
@@ -398,7 +396,6 @@ def markdown() -> str:
 def _row(spec: Field[Any]) -> str:
     cells = (
         f"`{spec.name}`",
-        f"`{ENVIRONMENT_PREFIX}{spec.name.upper()}`",
         "empty" if spec.default == "" else f"`{spec.default}`",
         _bounds(spec.metadata["low"], spec.metadata["high"]),
         spec.metadata["help"],

@@ -171,12 +171,12 @@ SCALE: tuple[Fact, ...] = (
     ),
     Fact(
         "ampwatch_loss_scale_growth_interval_steps",
-        "Consecutive unskipped steps after which the GradScaler grows the scale (growth_interval).",
+        "Unskipped steps in a row after which the GradScaler grows the scale (growth_interval).",
         _of_fact("growth_interval"),
     ),
     Fact(
         "ampwatch_loss_scale_growth_tracker_steps",
-        "Consecutive unskipped steps the GradScaler has counted so far.",
+        "Unskipped steps in a row that the GradScaler has counted.",
         _of_step(lambda step: _counted(step.growth_tracker)),
     ),
     Fact(
@@ -193,7 +193,7 @@ SCALE: tuple[Fact, ...] = (
     ),
     Fact(
         "ampwatch_loss_scale_set_by_hand_total",
-        "Times the loss scale changed in another way than by the GradScaler's own growth or backoff.",
+        "Times the loss scale changed otherwise than by growth or backoff.",
         _count(lambda step: step.total_set_by_hand),
     ),
 )
@@ -201,7 +201,7 @@ SCALE: tuple[Fact, ...] = (
 STEPS: tuple[Fact, ...] = (
     Fact(
         "",
-        "The newest iteration whose values have arrived, from 0: what all but the sampled numbers are of.",
+        "The newest iteration whose values have arrived, from 0.",
         _of_step(lambda step: step.step),
         "amp/step",
         "iterations",
@@ -236,7 +236,7 @@ STEPS: tuple[Fact, ...] = (
     ),
     Fact(
         "ampwatch_last_applied_step_timestamp_seconds",
-        "Unix time at which the newest iteration ended in which no optimizer step was skipped.",
+        "Unix time at which the newest iteration without a skipped step ended.",
         lambda rank: rank.last_applied_ns / 1e9 if rank.last_applied_ns else None,
     ),
     Fact(
@@ -257,7 +257,7 @@ STEPS: tuple[Fact, ...] = (
 TIMES: tuple[Fact, ...] = (
     Fact(
         "",
-        "Wall time from the end of the iteration before to the end of that one.",
+        "Wall time of that iteration, from the end of the one before.",
         _of_step(lambda step: _known(step.duration_s)),
         "amp/step_seconds",
         "s",
@@ -266,7 +266,7 @@ TIMES: tuple[Fact, ...] = (
     ),
     Fact(
         "",
-        "Of that, waiting for the next batch of a DataLoader; absent, like the next three, where the phase was not seen. By the clock of the host, which is ahead of a device.",
+        "Of that, waiting for the next batch of a DataLoader. This and the next three are by the clock of the host, which is ahead of a device, and absent where the phase was not seen.",
         _phase(StepPhase.DATA),
         "amp/data_wait_seconds",
         "s",
@@ -275,7 +275,7 @@ TIMES: tuple[Fact, ...] = (
     ),
     Fact(
         "",
-        "Of that, from the call of the model to backward, by the clock of the host.",
+        "Of that, from the call of the model to backward.",
         _phase(StepPhase.FORWARD),
         "amp/forward_seconds",
         "s",
@@ -284,7 +284,7 @@ TIMES: tuple[Fact, ...] = (
     ),
     Fact(
         "",
-        "Of that, in backward, also where gradients are summed over ranks in it, by the clock of the host.",
+        "Of that, in backward, sums of gradients over ranks included.",
         _phase(StepPhase.BACKWARD, StepPhase.BACKWARD_WITH_REDUCTION),
         "amp/backward_seconds",
         "s",
@@ -293,7 +293,7 @@ TIMES: tuple[Fact, ...] = (
     ),
     Fact(
         "",
-        "Of that, in the steps of optimizers, by the clock of the host; absent in a skipped one.",
+        "Of that, in the steps of optimizers.",
         _phase(StepPhase.OPTIMIZER),
         "amp/optimizer_seconds",
         "s",
@@ -302,26 +302,26 @@ TIMES: tuple[Fact, ...] = (
     ),
     Fact(
         "ampwatch_trained_samples_total",
-        "Samples the rank has trained on, where the program says so (Monitor.batch).",
+        "Samples trained on, as the program reports them (Monitor.batch).",
         _of_step(lambda step: _counted(step.total_samples)),
         "amp/samples_total",
         "samples",
     ),
     Fact(
         "ampwatch_trained_tokens_total",
-        "Tokens the rank has trained on, where the program says so (Monitor.batch).",
+        "Tokens trained on, as the program reports them (Monitor.batch).",
         _of_step(lambda step: _counted(step.total_tokens)),
         "amp/tokens_total",
         "tokens",
     ),
     Fact(
         "ampwatch_training_thread_cpu_seconds_total",
-        "CPU time of the training thread since it began, where the system reports it (Linux).",
+        "CPU time of the training thread (Linux).",
         _of_step(lambda step: _seconds(step.cpu_ns)),
     ),
     Fact(
         "ampwatch_training_thread_run_delay_seconds_total",
-        "Time in which the training thread could run and had no core: the host is busy (Linux).",
+        "Time for which the training thread waited for a core (Linux).",
         _of_step(lambda step: _seconds(step.run_delay_ns)),
     ),
 )
@@ -339,19 +339,19 @@ RUN: tuple[Fact, ...] = (
     ),
     Fact(
         "ampwatch_overhead_seconds_total",
-        "Time that ampwatch took of the training: its own, of plain steps an estimate of what it cannot time, and what sampled steps took longer besides.",
+        "Time that ampwatch took of the training: what it timed, an estimate for plain steps, and what sampled steps took longer.",
         _count(lambda step: step.overhead_ns / 1e9),
         "amp/overhead_seconds",
         "s",
     ),
     Fact(
         "ampwatch_memory_limit_bytes",
-        "Memory that watching may hold on the host, and again on devices (the setting memory_bytes).",
+        "Limit of ampwatch's memory on the host, and again on devices (setting memory_bytes).",
         lambda rank: whole_number(rank.facts.get(MEMORY_LIMIT, "")),
     ),
     Fact(
         "ampwatch_observations_dropped_total",
-        "Steps whose values ampwatch did not read because the device was too far behind.",
+        "Steps whose values were not read because the device was too far behind.",
         _count(lambda step: step.total_observations_dropped),
     ),
 )
@@ -359,7 +359,7 @@ RUN: tuple[Fact, ...] = (
 MEMORY: tuple[Fact, ...] = (
     Fact(
         "",
-        "Memory in use as it was read last, in one iteration of some: of the first device what PyTorch's allocator has handed out, of a training on a CPU the resident set.",
+        "Memory in use when it was last read: allocated by PyTorch on the first device, or on a CPU the resident set.",
         _of_memory("allocated"),
         "amp/memory_bytes",
         "B",
@@ -367,7 +367,7 @@ MEMORY: tuple[Fact, ...] = (
     ),
     Fact(
         "",
-        "The most that it was so far.",
+        "Its maximum so far.",
         _of_memory("peak"),
         "amp/memory_peak_bytes",
         "B",
@@ -378,12 +378,12 @@ MEMORY: tuple[Fact, ...] = (
 SAMPLING: tuple[Fact, ...] = (
     Fact(
         "ampwatch_samples_dropped_total",
-        "Measurements that ampwatch gave up because the device was too far behind.",
+        "Measurements given up because the device was too far behind.",
         _total(lambda totals: totals.samples_dropped),
     ),
     Fact(
         "ampwatch_device_overhead_seconds_total",
-        "Device time of the measurements; 0 on a CPU, where it is part of ampwatch_overhead_seconds_total.",
+        "Device time of measurements; on a CPU part of ampwatch_overhead_seconds_total.",
         _total(lambda totals: totals.device_ns / 1e9),
     ),
     Fact(
@@ -393,7 +393,7 @@ SAMPLING: tuple[Fact, ...] = (
     ),
     Fact(
         "ampwatch_modules_left_out",
-        "Modules in the newest sample whose ranges were not recorded, because there are more than the setting max_modules.",
+        "Modules beyond max_modules, whose ranges the newest sample does not record.",
         _of_totals(lambda totals: totals.modules_left_out),
     ),
 )
@@ -411,36 +411,36 @@ GRADIENTS: tuple[Fact, ...] = (
     ),
     Fact(
         "ampwatch_gradient_underflow_elements_total",
-        "Gradient elements measured that are zero only because of the dtype of autocast (their own without one), at the loss scale of their time: zeros that it has flushed (which are among the zero elements as well), and others that it would flush. Zeros count as flushed by what the same gradient was when it last was more, shifted to the loss scale of now, or by the values beside them; of a gradient that never was anything but zeros that is not known, and nothing is counted.",
+        "Gradient elements measured that the dtype of autocast (their own without one) has flushed to zero, or would, at the loss scale of their time. What was flushed follows from the same gradient when it was last more than zeros, or from the values beside it; of a gradient that always was zeros nothing is counted.",
         _total(lambda totals: totals.gradient_underflow),
     ),
     Fact(
         "ampwatch_gradient_subnormal_elements_total",
-        "Gradient elements measured that would be subnormal in the autocast dtype (their own without one) at the loss scale of their time.",
+        "Gradient elements measured that would be subnormal in the autocast dtype at the loss scale of their time.",
         _total(lambda totals: totals.gradient_subnormal),
     ),
     Fact(
         "ampwatch_gradient_sample_step",
-        "Iteration of the newest sample of gradients, from 0, that was recorded.",
+        "Iteration of the newest sample of gradients, from 0.",
         _of_gradient(lambda gradient: gradient.step),
         "amp/sample_step",
         "iterations",
     ),
     Fact(
         "ampwatch_gradient_norm",
-        "L2 norm of all gradients of the rank in the newest sample, without the loss scale, before clipping (without a scaler where the optimizer steps, so after it); absent if one of them was not finite. Of a sharded model that of the shards of the rank.",
+        "L2 norm of all gradients of the rank (of its shards, if sharded) in the newest sample, without the loss scale, before clipping (without a scaler after it); absent if one was not finite.",
         _of_gradient(_gradient_norm),
         "amp/grad_norm",
     ),
     Fact(
         "ampwatch_scaled_gradient_amax",
-        "Largest finite gradient magnitude of the newest sample, multiplied by the loss scale; absent if nothing in it was finite.",
+        "Largest finite gradient magnitude of the newest sample, multiplied by the loss scale.",
         _of_gradient(finite_amax),
         "amp/scaled_grad_amax",
     ),
     Fact(
         "ampwatch_gradient_underflow_ratio",
-        "Share of the gradient elements of the newest sample that are zero only because of the dtype of autocast (their own without one): what ampwatch_gradient_underflow_elements_total counts. Absent where it is not known.",
+        "Share of the gradient elements of the newest sample that ampwatch_gradient_underflow_elements_total counts: zero only because of the dtype.",
         _underflow_share,
         "amp/underflow_share",
     ),
@@ -459,7 +459,7 @@ GRADIENTS: tuple[Fact, ...] = (
     ),
     Fact(
         "ampwatch_autocast_dtype_max",
-        "Largest finite number of the autocast dtype (65504 for float16); of several dtypes the one with the smallest range; absent if none was seen.",
+        "Largest finite number of the autocast dtype (65504 for float16); of several the smallest.",
         lambda rank: None if rank.autocast is None else rank.autocast.max,
     ),
 )
@@ -467,7 +467,7 @@ GRADIENTS: tuple[Fact, ...] = (
 PARAMETERS_AND_BUFFERS: tuple[Fact, ...] = (
     Fact(
         "ampwatch_parameter_nonfinite_elements",
-        "NaN and infinite elements of all parameters, each as of its last check; one check may cover a part of them.",
+        "NaN and infinite elements of all parameters, each as of its last check.",
         _of_totals(lambda totals: _counted(totals.parameter_nonfinite)),
     ),
     Fact(
@@ -501,7 +501,7 @@ FINDINGS: tuple[Fact, ...] = (
     ),
     Fact(
         "ampwatch_finding_records_left_out_total",
-        "Reports of further findings, repeated ones included, that the daemon did not keep, because the rank has too many.",
+        "Reports of findings that the daemon did not keep because the rank has too many.",
         lambda rank: rank.finding_totals.left_out,
     ),
 )
@@ -509,7 +509,7 @@ FINDINGS: tuple[Fact, ...] = (
 WHOLE_RUN: tuple[Fact, ...] = (
     Fact(
         "ampwatch_steps_total",
-        "Iterations of the training loop, one per update of the GradScaler, skipped ones included.",
+        "Iterations, one per update of the GradScaler, skipped ones included.",
         _count(lambda step: step.step + 1),
         "amp/steps",
         "iterations",
@@ -523,7 +523,7 @@ WHOLE_RUN: tuple[Fact, ...] = (
     ),
     Fact(
         "",
-        "Time that ampwatch took, as a share of that since `monitor()` was called.",
+        "Share of the time since `monitor()` that ampwatch took.",
         _overhead_share,
         "amp/overhead_share",
         query="ampwatch_overhead_seconds_total / (ampwatch_last_step_timestamp_seconds - ampwatch_run_start_timestamp_seconds)",
@@ -555,13 +555,11 @@ _INTRODUCTION = f"""\
 Generated from `ampwatch/state/facts.py`; change what is there, then run
 `python -m ampwatch.state.facts > docs/logged-metrics.md`.
 
-`watch.metrics()` returns these numbers as a flat dictionary of floats, and every callback and
-logger of ampwatch is handed the same ones. A number that is not known has no key. The last column
-has the PromQL that gives the same number of a daemon, for each run and rank.
+`watch.metrics()` returns these numbers as a flat dictionary of floats; callbacks and loggers get the same ones. An unknown number has no
+key. The last column is the PromQL of the same number, by run and rank; *sum:* is that of a histogram, over all iterations.
 
-The keys from `amp/sample_step` to `amp/nonfinite_elements` are of the newest iteration in which gradients
-were measured, absent at level `light` and before the first, and at most ten a second are recorded. All
-others are of the newest iteration whose values have arrived.
+The keys from `amp/sample_step` to `amp/nonfinite_elements` are of the newest iteration in which gradients were measured: none at level
+`light`, at most ten a second. All others are of the newest iteration whose values have arrived.
 
 {_HEAD}"""
 
@@ -579,7 +577,7 @@ def markdown() -> str:
 def _line(fact: Fact) -> str:
     # A bar would end the cell of the table.
     query = fact.promql.replace("|", "\\|")
-    promql = f"not there: a histogram is, whose sum is `{query}`" if fact.is_sum else f"`{query}`"
+    promql = f"sum: `{query}`" if fact.is_sum else f"`{query}`"
     return f"| `{fact.key}` | {fact.unit} | {fact.says} | {promql} |\n"
 
 

@@ -61,57 +61,50 @@ _INTRODUCTION = """\
 Generated from `ampwatch/host/metrics/`; change what is there, then run
 `python -m ampwatch.host.metrics.catalog > docs/metrics.md`.
 
-- Counters of a rank exist at 0 from the first scrape of a run, except where the table says otherwise. The gauges of a finding appear when it is
-  made. Alert on `ampwatch_finding_last_seen_timestamp_seconds`, which needs no earlier sample:
+Names that end in `_total` are counters, those in `_info` have the value 1 and facts as labels; all others are gauges, but for the
+histograms, which are marked. Labels that all metrics of a topic have are above its table, others in braces.
+
+- **Counters** of a rank exist at 0 from the first scrape of a run, unless the table says otherwise. The training process keeps them, so they
+  survive a restart of the daemon; histograms and `ampwatch_ring_records_lost_total` do not.
+- **An unknown value is absent**: no `ampwatch_loss_scale` without a scaler, no ranges before the first sample. Of GPUs:
+  [absent, never zero](gpu.md#absent-never-zero).
+- **Ranges** are of sampled iterations (`ampwatch_samples_total`), ops of counted ones (`ampwatch_census_iterations_total`), kernels of
+  profiled ones (`ampwatch_profiler_iterations_total`). A share is the rate of one such counter over the rate of another:
+  `rate(ampwatch_gradient_underflow_elements_total[5m]) / rate(ampwatch_gradient_elements_total[5m])`. More queries:
+  [precision](lab.md#in-promql).
+- **Findings** have no gauge before the first one. Alert on the time, which needs no earlier sample:
   `time() - ampwatch_finding_last_seen_timestamp_seconds{severity="critical"} < 600`.
-- Totals are kept by the training process, so they survive a restart of the daemon. The
-  histograms and `ampwatch_ring_records_lost_total` start again with the daemon.
-- A value that is not known is absent: no `ampwatch_loss_scale` without a scaler, and nothing
-  about ranges before the first sample.
-- Ranges are of sampled iterations: what `ampwatch_samples_total` counts. Two counters make the
-  share of all gradient elements that are zero only because of the dtype of autocast, zeros that it
-  has flushed included:
-  `rate(ampwatch_gradient_underflow_elements_total[5m]) / rate(ampwatch_gradient_elements_total[5m])`.
-- How old a sample is: `time() - ampwatch_last_sample_timestamp_seconds`.
-- Series per module are those of at most `module_series` modules of a rank. In data-parallel
-  training all ranks say the same of a module, so that by default one of them represents it: the
-  lowest of a machine that measures it (`module_series_ranks`), and another one while it alone has
-  trouble with it. Everything else is exported for every rank. The series of a module appear when it
-  is chosen, its counters with what they have come to by then, so that their first increase
-  is not seen: alert on the counters of the rank, which are there from the start. A module that has
-  series keeps them; half are held back for modules that get into trouble later. The page shows all.
-- What is read of GPUs, from where, and what is absent when: [gpu.md](gpu.md).
-- Facts that do not change are labels of `ampwatch_run_info`. Join them with
-  `* on (job, instance, run, rank) group_left (autocast_dtype) ampwatch_run_info`.
-- The share of tensor cores in the time of matmul kernels is a range, for not every kernel says by
-  its name where it multiplies. At least
-  `sum by (run, rank) (rate(ampwatch_kernel_seconds_total{unit="tensor"}[1h])) / sum by (run, rank) (rate(ampwatch_kernel_seconds_total{unit=~"tensor|cuda|unknown"}[1h]))`,
-  at most the same with `unit=~"tensor|unknown"` above the line. Windows are rare: take a long range.
-- The share of the ceiling that was used, correct for any mix of dtypes:
-  `ampwatch_ideal_time_ratio`, of the newest steps, or
-  `ampwatch_ideal_step_seconds / (rate(ampwatch_step_duration_seconds_sum[5m]) / rate(ampwatch_step_duration_seconds_count[5m]))`.
-- Ops are of counted iterations, kernels of profiled ones: what `ampwatch_census_iterations_total`
-  and `ampwatch_profiler_iterations_total` count. Shares are rates over rates of the same.
-- A run that has ended stays for the setting `grace_seconds`, with its last values.
+- **Modules** have series on [one rank of a machine](operate.md#fleets), at most `module_series` of them. A module that has series keeps them;
+  half are held back for modules that get into trouble later. Values are of the last time the module was measured. A counter of a module appears with what it has counted by then: alert on the
+  counters of the rank.
+- **Facts** of a run are joined with `* on (job, instance, run, rank) group_left (autocast_dtype) ampwatch_run_info`.
+- **A run that has ended** keeps its last values for `grace_seconds`.
 """
+
+_HEAD = "| name | help |\n| --- | --- |"
 
 
 def markdown() -> str:
     """Return the text of ``docs/metrics.md``."""
     parts = [_INTRODUCTION]
     for topic, metrics in TOPICS.items():
+        shared = [name for name in metrics[0].labels if all(name in m.labels for m in metrics)]
         parts.append(f"## {topic}\n")
-        parts.append("| name | type | labels | help |\n| --- | --- | --- | --- |")
-        parts += [_row(metric) for metric in metrics]
+        if shared:
+            parts.append(f"Labels of all: {', '.join(f'`{name}`' for name in shared)}.\n")
+        parts.append(_HEAD)
+        parts += [_row(metric, shared) for metric in metrics]
         parts.append("")
-    parts.append("## Labels\n\n| label | says |\n| --- | --- |")
-    parts += [f"| `{name}` | {text} |" for name, text in LABELS.items()]
+    parts.append("## Labels\n")
+    parts += [f"- `{name}`: {text}" for name, text in LABELS.items()]
     return "\n".join(parts) + "\n"
 
 
-def _row(metric: Metric) -> str:
-    labels = ", ".join(metric.labels) or "none"
-    return f"| `{metric.name}` | {metric.type} | {labels} | {metric.help} |"
+def _row(metric: Metric, shared: list[str]) -> str:
+    own = ", ".join(name for name in metric.labels if name not in shared)
+    name = f"`{metric.name}{{{own}}}`" if own else f"`{metric.name}`"
+    kind = ", histogram" if metric.type == "histogram" else ""
+    return f"| {name}{kind} | {metric.help.replace(' (value is always 1)', '')} |"
 
 
 if __name__ == "__main__":

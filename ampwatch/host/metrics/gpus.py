@@ -102,7 +102,7 @@ GPUS: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_gpu_up",
-        "Whether a GPU that was seen before answered at the newest look (1) or not (0): it has fallen off the bus, has to be reset, or the driver is gone.",
+        "Whether a GPU that was seen before answers (1) or not (0): off the bus, to be reset, or without a driver.",
         PER_GPU.one(lambda gpu: int(gpu.is_up)),
     ),
     Metric(
@@ -112,17 +112,17 @@ GPUS: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_gpu_utilization_ratio",
-        "Share of the newest sample period of the driver in which any kernel ran (NVML); a kernel that fills one SM counts in full. Absent in MIG mode.",
+        "Share of the driver's newest sample period in which any kernel ran (NVML), however few SMs it used. Absent in MIG mode.",
         PER_GPU.one(answer(Feature.UTILIZATION)),
     ),
     Metric(
         "ampwatch_gpu_tensor_active_ratio",
-        "Share of cycles in which a tensor pipe was active, mean since the look before (NVML GPM; Hopper and newer). A pipe is not a dtype: hmma counts float16, bfloat16 and TF32. About 0.75 is a full load.",
+        "Mean share of cycles in which a tensor pipe was active (NVML GPM; Hopper and newer). A pipe is not a dtype: hmma counts float16, bfloat16 and TF32. About 0.75 is a full load.",
         PER_GPU.by("pipe", read=answers(Feature.TENSOR_ACTIVE)),
     ),
     Metric(
         "ampwatch_gpu_sm_active_ratio",
-        "Share of SMs that were busy, mean since the look before (NVML GPM; Hopper and newer).",
+        "Mean share of SMs that were busy (NVML GPM; Hopper and newer).",
         PER_GPU.one(answer(Feature.SM_ACTIVE)),
     ),
     Metric(
@@ -137,12 +137,12 @@ GPUS: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_gpu_memory_used_bytes",
-        "GPU memory in use (NVML), without what the driver keeps for itself; with it where the driver does not separate the two.",
+        "GPU memory in use (NVML), without the reserved part where the driver separates it.",
         PER_GPU.one(answer(Feature.MEMORY, "used")),
     ),
     Metric(
         "ampwatch_gpu_memory_reserved_bytes",
-        "GPU memory that the driver and the firmware keep for themselves (NVML).",
+        "GPU memory reserved by driver and firmware (NVML).",
         PER_GPU.one(answer(Feature.MEMORY, "reserved")),
     ),
     Metric(
@@ -152,7 +152,7 @@ GPUS: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_gpu_power_watts",
-        "Power drawn (NVML): on most GPUs of the Ampere generation and newer the mean of a second.",
+        "Power drawn (NVML): on most GPUs from Ampere on the mean of a second.",
         PER_GPU.one(answer(Feature.POWER)),
     ),
     Metric(
@@ -182,7 +182,7 @@ GPUS: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_gpu_throttle_seconds_total",
-        "Time for which the clocks were held down, by why (NVML); several reasons may hold at once.",
+        "Time for which the clocks were held down (NVML); several reasons may hold at once.",
         PER_GPU.by("reason", read=answers(Feature.THROTTLE)),
     ),
     Metric(
@@ -192,7 +192,7 @@ GPUS: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_gpu_xid_last_timestamp_seconds",
-        "Unix time of the newest XID error of this code; absent before the first.",
+        "Unix time of the newest XID error of this code.",
         _PER_LISTENED.by("xid", read=lambda xids: each(xids.seen)),
     ),
     Metric(
@@ -202,12 +202,12 @@ GPUS: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_gpu_row_remap_pending",
-        "Whether a row waits to be replaced (1) or not (0), which happens at the next reset of the GPU (NVML).",
+        "Whether a row waits to be replaced at the next reset (1) or not (0) (NVML).",
         PER_GPU.one(answer(Feature.REMAPPED_ROWS, "pending")),
     ),
     Metric(
         "ampwatch_gpu_row_remap_failed",
-        "Whether a row could not be replaced (1) or not (0): the GPU needs to be exchanged (NVML).",
+        "Whether a row could not be replaced (1) or not (0): exchange the GPU (NVML).",
         PER_GPU.one(answer(Feature.REMAPPED_ROWS, "failure")),
     ),
     Metric(
@@ -217,12 +217,12 @@ GPUS: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_gpu_process_info",
-        "On which GPU a watched rank computes, and on which instance of it in MIG mode (value is always 1); absent where the daemon does not know it.",
+        "GPU, or MIG instance, on which a watched rank computes (value is always 1).",
         _PER_PROCESS.one(lambda _used: 1),
     ),
     Metric(
         "ampwatch_gpu_process_memory_used_bytes",
-        "GPU memory that a watched rank uses, that of its CUDA context included (NVML).",
+        "GPU memory that a watched rank uses, its CUDA context included (NVML).",
         _PER_PROCESS.one(lambda used: used),
     ),
 )
@@ -237,7 +237,7 @@ def _devices(instance: Instance) -> Table:
 MIG: tuple[Metric, ...] = (
     Metric(
         "ampwatch_gpu_mig_enabled",
-        "Whether the GPU is in MIG mode (1) or not (0); absent if it does not have that.",
+        "Whether the GPU is in MIG mode (1) or not (0).",
         PER_GPU.one(answer(Feature.MIG)),
     ),
     Metric(
@@ -257,12 +257,12 @@ MIG: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_mig_tensor_active_ratio",
-        "Share of cycles in which a tensor pipe of a GPU instance was active, mean since the look before (NVML GPM).",
+        "Mean share of cycles in which a tensor pipe of a GPU instance was active (NVML GPM).",
         PER_INSTANCE.by("pipe", read=answers(Feature.TENSOR_ACTIVE)),
     ),
     Metric(
         "ampwatch_mig_sm_active_ratio",
-        "Share of SMs of a GPU instance that were busy, mean since the look before (NVML GPM).",
+        "Mean share of SMs of a GPU instance that were busy (NVML GPM).",
         PER_INSTANCE.one(answer(Feature.SM_ACTIVE)),
     ),
 )

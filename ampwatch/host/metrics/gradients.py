@@ -77,33 +77,33 @@ GRADIENTS: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_gradient_magnitude",
-        "Magnitudes of the finite gradient elements above zero, without the loss scale, in the sampled iterations that this daemon has read, at most ten a second: starts again with it. Bounds are powers of two; there is no sum.",
+        "Magnitudes of finite non-zero gradient elements, without the loss scale, in samples since this daemon started. Bounds are powers of two; there is no sum.",
         PER_RANK.one(lambda rank: rank.ranges.magnitude.distribution()),
         is_histogram=True,
     ),
     Metric(
         "ampwatch_scaled_gradient_amax_max",
-        "Largest scaled gradient magnitude of the newest sample, or of the last 60 s (up to 120 s) if one was larger, so that a peak between two scrapes is seen.",
+        "Largest ampwatch_scaled_gradient_amax of the last 60 to 120 s.",
         PER_RANK.one(lambda rank: rank.scaled_amax_max),
     ),
     Metric(
         "ampwatch_loss_scale_window_low",
-        "Smallest power of two as loss scale that flushes no more than a thousandth of the non-zero ones of the newest gradients to zero in the autocast dtype; without one, in the dtype of a model that is in float16 or bfloat16 as a whole. Of gradients that were flushed it is the window of what they were when they last were more, so that it says what would bring them back. Absent otherwise, and where some were flushed of which that is not known.",
+        "Smallest power of two as loss scale that flushes at most a thousandth of the newest gradients to zero in the autocast dtype, or in that of a model in float16 or bfloat16 as a whole. Gradients that were flushed count as they were before; absent where that is not known.",
         _NEEDS.one(lambda needs: _scale(needs, "low")),
     ),
     Metric(
         "ampwatch_loss_scale_window_high",
-        "Largest power of two as loss scale at which none of the newest gradients (those that were flushed as they were before) overflows that dtype, below the scale at which some were infinite; if it is smaller than the low one, no scale does for both.",
+        "Largest power of two as loss scale at which none of the newest gradients overflows that dtype; if it is below ampwatch_loss_scale_window_low, no scale fits all.",
         _NEEDS.one(lambda needs: _scale(needs, "high")),
     ),
     Metric(
         "ampwatch_gradient_format_fit",
-        "Whether the newest gradients (those that were flushed as they were before), without the loss scale, fit the format in this way (1) or not (0); absent where some were NaN or infinite, or flushed of which it is not known what they were.",
+        "Whether the newest gradients, without the loss scale, fit the format in this way (1) or not (0); absent where some are NaN or infinite.",
         _NEEDS.by("format", "fit", read=_fits),
     ),
     Metric(
         "ampwatch_gradient_block_underflow_ratio",
-        "Share of the non-zero gradient elements that would become zero in the block-scaled format, of the newest gradients whose blocks were measured, of the first rank of each host. Exact for the formats of OCP's Microscaling, an estimate for nvfp4. Absent before, and without the setting lab.",
+        "Share of the non-zero gradient elements that would become zero in the block-scaled format, of the first rank of each host, with the setting lab. Exact for OCP's formats, an estimate for nvfp4.",
         _BLOCKS.by(
             "format",
             read=lambda outcomes: each({n: o.flushed_share for n, o in outcomes.items()}),
@@ -111,7 +111,7 @@ GRADIENTS: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_gradient_block_sqnr_decibels",
-        "Estimated signal-to-quantisation-noise ratio of the same gradients in the block-scaled format; 6 dB are one binary digit. Absent where a cast would change none of them.",
+        "Estimated signal-to-quantisation-noise ratio of the same gradients; 6 dB are one binary digit. Absent where a cast changes nothing.",
         _BLOCKS.by(
             "format",
             read=lambda outcomes: each(
@@ -155,22 +155,22 @@ def _lost_shares(rank: RankView) -> Table:
 MODULES: tuple[Metric, ...] = (
     Metric(
         "ampwatch_module_gradient_amax",
-        "Largest finite gradient magnitude of the module's parameters when the module was last measured, multiplied by the loss scale.",
+        "Largest finite gradient magnitude of the module's parameters, multiplied by the loss scale.",
         _GRADIENTS.one(finite_amax),
     ),
     Metric(
         "ampwatch_module_gradient_zero_ratio",
-        "Share of the gradient elements of the module's parameters that are zero, when the module was last measured.",
+        "Share of the gradient elements of the module's parameters that are zero.",
         _GRADIENTS.one(zero_share),
     ),
     Metric(
         "ampwatch_module_gradient_underflow_ratio",
-        "Share of all gradient elements of the module's parameters that are zero only because of the dtype of autocast (their own without one), when the module was last measured: zeros that it has flushed, and others that it would flush. Absent where nothing but zeros was ever measured, of which that is not known.",
+        "Share of the gradient elements of the module's parameters that are zero only because of the dtype, as in ampwatch_gradient_underflow_elements_total.",
         PER_RANK.by("module", read=_lost_shares),
     ),
     Metric(
         "ampwatch_module_gradient_nonfinite_elements_total",
-        "Gradient elements of the module's parameters seen so far that are NaN or infinite.",
+        "Gradient elements of the module's parameters that were NaN or infinite.",
         _GRADIENTS.by(
             "kind",
             read=lambda record: [(("nan",), record.total_nans), (("inf",), record.total_infs)],
@@ -178,7 +178,7 @@ MODULES: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_module_activation_amax",
-        "Largest finite magnitude of the module's output when the module was last measured.",
+        "Largest finite magnitude of the module's output.",
         _ACTIVATIONS.one(finite_amax),
     ),
     Metric(
@@ -188,22 +188,22 @@ MODULES: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_module_activation_outlier_ratio",
-        "Largest finite magnitude of the module's output over the root mean square of its elements when the module was last measured: how much larger outlier features are. The mean follows from exponents, of usual outputs to within a tenth, of a few equal values to within a third; absent of nothing but zeros.",
+        "Largest finite magnitude of the module's output over the root mean square of its elements: how much larger outlier features are. To within a tenth for usual outputs, as the mean follows from exponents.",
         _ACTIVATIONS.one(_outlier_ratio),
     ),
     Metric(
         "ampwatch_module_activation_gradient_amax",
-        "Largest finite magnitude of the gradients of the module's output when the module was last measured, multiplied by the loss scale.",
+        "Largest finite magnitude of the gradients of the module's output, multiplied by the loss scale.",
         per_module(Topic.ACTIVATION_GRADIENT).one(finite_amax),
     ),
     Metric(
         "ampwatch_module_update_unchanged_ratio",
-        "Share of the elements of the module's parameters, of a subsample, that the optimizer left as they were when the module was last measured.",
+        "Share of a subsample of the module's parameters that the optimizer left as they were.",
         per_module(Topic.UPDATE).one(zero_share),
     ),
     Metric(
         "ampwatch_module_update_ratio",
-        "Median share of its own magnitude by which the optimizer has changed an element of the module's parameters, of a subsample, when the module was last measured: to within a factor of 1.5, as it follows from exponents.",
+        "Median change of an element of the module's parameters by the optimizer, as a share of its magnitude: to within a factor of 1.5.",
         per_module(Topic.UPDATE).one(_update_share),
     ),
 )

@@ -96,34 +96,34 @@ _ARITHMETIC = part(lambda rank: rank.arithmetic)
 KERNELS: tuple[Metric, ...] = (
     Metric(
         "ampwatch_kernel_seconds_total",
-        "Time of GPU kernels in profiled iterations, by the unit that multiplies and the dtype, both derived from the name of the kernel, by the rules of the release in ampwatch_run_info. On a GPU the usual pairs are 0 before, others appear when they are first seen; absent on a CPU.",
+        "Time of GPU kernels in profiled iterations, by unit and dtype, both from the name of the kernel. Usual pairs start at 0, others appear when they are first seen.",
         part(lambda rank: (rank.precision.window, _is_on_gpu(rank))).by(
             "unit", "dtype", read=_kernel_seconds
         ),
     ),
     Metric(
         "ampwatch_kernel_misaligned_seconds_total",
-        "Time of matmul kernels that assume less than full alignment of their matrices. Absent where only a CPU was profiled.",
+        "Time of matmul kernels that assume less than full alignment of their matrices.",
         _kernel_time(lambda window: window.misaligned_ns),
     ),
     Metric(
         "ampwatch_kernel_lagging_seconds_total",
-        "Time of matmul kernels that were made for an older architecture than that of the GPU. Absent where only a CPU was profiled.",
+        "Time of matmul kernels made for an older architecture than that of the GPU.",
         _kernel_time(lambda window: window.lagging_ns),
     ),
     Metric(
         "ampwatch_kernel_gemv_seconds_total",
-        "Time of matrix-vector kernels on float16 or bfloat16, which have no use for tensor cores. Absent where only a CPU was profiled.",
+        "Time of matrix-vector kernels in float16 or bfloat16, which cannot use tensor cores.",
         _kernel_time(lambda window: window.gemv_ns),
     ),
     Metric(
         "ampwatch_kernel_busy_seconds_total",
-        "Time in profiled iterations in which the device ran a kernel; over ampwatch_profiled_seconds_total the share in which it was busy. Absent where only a CPU was profiled.",
+        "Time in profiled iterations in which the device ran a kernel.",
         _kernel_time(lambda window: window.busy_ns),
     ),
     Metric(
         "ampwatch_cpu_op_seconds_total",
-        "Time of all ATen ops on a CPU in profiled iterations, by the dtype of their inputs; a dtype appears when it is first seen.",
+        "Time of ATen ops on a CPU in profiled iterations, by the dtype of their inputs.",
         WINDOW.by("dtype", read=_cpu_op_seconds),
     ),
     Metric(
@@ -148,7 +148,7 @@ KERNELS: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_profiler_windows_skipped_total",
-        "Profiler windows that were due and not opened, by why.",
+        "Profiler windows that were due and not opened.",
         WINDOW.or_none.by(
             "reason",
             read=lambda window: each(
@@ -158,7 +158,7 @@ KERNELS: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_profiler_seconds_total",
-        "What profiler windows have cost the training, by what the time went into.",
+        "Time that profiler windows have cost the training.",
         WINDOW.or_none.by(
             "part",
             read=lambda window: each(
@@ -171,32 +171,32 @@ KERNELS: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_profiler_drag_ratio",
-        "Usual step time after the newest profiler window over the one before: above 1 the profiler has left something behind. Absent while that is not known.",
+        "Usual step time after the newest profiler window over that before: above 1 the profiler left something behind.",
         WINDOW.one(lambda window: None if math.isnan(window.drag) else window.drag),
     ),
     Metric(
         "ampwatch_profiler_memory_growth_bytes",
-        "What the resident memory of the training process grew by over its profiler windows. Absent before the first.",
+        "Growth of the training process's resident memory over its profiler windows.",
         WINDOW.one(lambda window: window.memory_bytes if window.windows else None),
     ),
     Metric(
         "ampwatch_peak_flops_per_second",
-        "What the GPU could do at most, without structured sparsity, in floating-point operations per second: derived from its SMs, clock and compute capability, or as the setting peak_flops says. Absent for a GPU of which that is not known.",
+        "Peak of the GPU in floating-point operations per second, without sparsity: from its SMs, clock and compute capability, or the setting peak_flops.",
         part(lambda rank: rank.precision.peaks).by("dtype", read=_peaks),
     ),
     Metric(
         "ampwatch_ideal_step_seconds",
-        "Time that the floating-point operations of an iteration would take at the peak of the dtype of each: over the time it does take, the share of the ceiling that was used, whatever the mix. Absent where a peak is not known.",
+        "Time that the floating-point operations of an iteration would take at the peak of the dtype of each.",
         _ARITHMETIC.one(lambda used: used.ideal_seconds),
     ),
     Metric(
         "ampwatch_ideal_time_ratio",
-        "Share of the ceiling that is used: ampwatch_ideal_step_seconds over the usual time of an iteration. Each dtype is compared with its own peak, so that the mix makes no difference; above 1 a peak is not that of the device.",
+        "Share of the peak that is used, for any mix of dtypes: ampwatch_ideal_step_seconds over the usual time of an iteration. Above 1 the peak is wrong.",
         _ARITHMETIC.one(lambda used: used.utilization),
     ),
     Metric(
         "ampwatch_mfu_ratio",
-        "Floating-point operations per second over the peak of float16 or bfloat16, whatever they were computed in: model FLOPs utilization as papers quote it, and HFU where activations are computed again, which is counted here.",
+        "Floating-point operations per second over the peak of float16 or bfloat16: model FLOPs utilization as in papers; HFU with activation checkpointing.",
         _ARITHMETIC.one(lambda used: used.mfu),
     ),
     Metric(
@@ -206,7 +206,7 @@ KERNELS: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_tensor_views_disagree",
-        "Whether two views of the tensor cores contradict each other (1) or not (0): cycles of the hardware, time of the kernels, FLOPs over the peak. Absent where one of the two is not known.",
+        "Whether two views of the tensor cores contradict each other (1) or not (0): hardware cycles, time of kernels, FLOPs over the peak.",
         PER_RANK.by(
             "views",
             read=lambda rank: each(

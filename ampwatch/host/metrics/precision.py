@@ -92,37 +92,37 @@ PRECISION_MIX: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_op_calls_total",
-        "ATen ops in counted iterations, by what they do and what they computed in, casts left out. Absent before the first census; a pair appears when it is first seen.",
+        "ATen ops in counted iterations, without casts; a pair of labels appears when it is first seen.",
         _ops(lambda total: total.calls),
     ),
     Metric(
         "ampwatch_op_bytes_total",
-        "Bytes that these ops have read and written. Absent before the first census.",
+        "Bytes that these ops have read and written.",
         _ops(lambda total: total.bytes),
     ),
     Metric(
         "ampwatch_flops_total",
-        "Floating-point operations of matmuls, convolutions and attention in counted iterations, by what they computed in, backward and recomputation included; 0 for the usual dtypes before.",
+        "Floating-point operations of matmuls, convolutions and attention in counted iterations, backward and recomputation included.",
         _flops(lambda total: total.flops),
     ),
     Metric(
         "ampwatch_tensor_core_flops_total",
-        "The part of ampwatch_flops_total in a dtype and with dimensions that tensor cores run at full speed: what could run on them. What did is in ampwatch_kernel_seconds_total.",
+        "The part of ampwatch_flops_total that could run on tensor cores at full speed, by dtype and dimensions. What did is in ampwatch_kernel_seconds_total.",
         _flops(lambda total: total.tensor_flops),
     ),
     Metric(
         "ampwatch_casts_total",
-        "Casts from one dtype to another in counted iterations. Absent before the first census; a pair appears when it is first seen.",
+        "Casts in counted iterations; a pair appears when it is first seen.",
         _casts(lambda cast: cast.calls),
     ),
     Metric(
         "ampwatch_cast_bytes_total",
-        "Bytes that these casts have read and written. Absent before the first census.",
+        "Bytes that these casts have read and written.",
         _casts(lambda cast: cast.bytes),
     ),
     Metric(
         "ampwatch_autocast_fallback_ops_total",
-        "Ops of the forward pass that ran in float32 although the training uses autocast, in counted iterations, by why.",
+        "Ops of the forward pass that ran in float32 although the training uses autocast, in counted iterations.",
         _fallbacks(lambda total: total.calls),
     ),
     Metric(
@@ -132,7 +132,7 @@ PRECISION_MIX: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_module_low_precision_flops_ratio",
-        "Share of the module's floating-point operations in 16 bits and fewer, in the newest iteration whose ops were counted; absent for a module without any.",
+        "Share of the module's floating-point operations in 16 bits and fewer, in the newest counted iteration.",
         part(lambda rank: (rank.precision.census, rank.ranges.modules.exported)).by(
             "module", read=_low_precision_shares
         ),

@@ -105,7 +105,7 @@ RUN: tuple[Metric, ...] = (
     *exported(facts.RUN),
     Metric(
         "ampwatch_run_info",
-        "Static facts of a monitored rank; a fact that is not known is empty (value is always 1).",
+        "Static facts of a rank; an unknown fact is empty (value is always 1).",
         part(lambda rank: (rank.identity, rank.user, rank.facts)).by(
             "world_size", "local_rank", "version", "user", *RUN_FACTS, read=_info
         ),
@@ -120,17 +120,17 @@ RUN: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_replica_checksum",
-        "Digest, below 2^48, of a part of the weights at the end of iteration ampwatch_replica_checksum_step and of the next one: equal on ranks that train in lockstep. Kept for 240 s or more, so that ranks that are scraped one after the other show the same check. Absent with a single rank, and without weights that are whole on each rank.",
+        "Digest, below 2^48, of a part of the weights at the end of iteration ampwatch_replica_checksum_step and of the next: equal on ranks that train in lockstep. Kept for 240 s or more, so that all scrapes see the same check. Absent with a single rank or sharded weights.",
         _of_checksum(lambda check: check.checksum),
     ),
     Metric(
         "ampwatch_replica_checksum_step",
-        "Iteration of ampwatch_replica_checksum: those of equal iterations alone can be compared.",
+        "Iteration of ampwatch_replica_checksum: compare equal iterations only.",
         _of_checksum(lambda check: check.step),
     ),
     Metric(
         "ampwatch_memory_bytes",
-        "Memory held by ampwatch alone, in multiples of 64 KiB, by part; that of Python objects and code is not in it. Known at set-up and after each sampled iteration.",
+        "Memory held by ampwatch, in multiples of 64 KiB, without Python objects and code. Updated after each sampled iteration.",
         _FACTS.by("part", "memory", read=_memory),
     ),
     Metric(
@@ -145,7 +145,7 @@ RUN: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_ring_records_lost_total",
-        "Slots of the ring that were overwritten or unreadable before the daemon read them; a record takes one or more.",
+        "Slots of the ring that were overwritten or unreadable before the daemon read them.",
         PER_RANK.one(lambda rank: rank.records_lost),
     ),
 )
@@ -172,7 +172,7 @@ DAEMON: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_page_info",
-        "Address by which others open the page of the daemon, for alerts; absent unless the setting external_url gives one (value is always 1).",
+        "Address of the daemon's page (setting external_url), for alerts (value is always 1).",
         ONCE.by("url", read=_page),
     ),
     Metric(
@@ -187,12 +187,12 @@ DAEMON: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_rings_unreadable",
-        "Ring files found that this daemon cannot read: written by another version, or damaged.",
+        "Ring files that this daemon cannot read: of another version, or damaged.",
         ONCE.one(lambda state: len(state.fleet.problems)),
     ),
     Metric(
         "ampwatch_ranks_left_out",
-        "Ranks that this daemon knows and does not export, because there are more than 256.",
+        "Ranks beyond 256, which this daemon knows and does not export.",
         ONCE.one(lambda state: state.fleet.num_left_out),
     ),
 )
@@ -215,22 +215,22 @@ def _of_each_place(read: Callable[[PlaceMemory], int]) -> Reader:
 TRAINING_MEMORY: tuple[Metric, ...] = (
     Metric(
         "ampwatch_training_memory_allocated_bytes",
-        "Memory in use by the training process at the end of an iteration: of its first device what PyTorch's allocator has handed out, of the host the resident set.",
+        "Memory in use by the training process: allocated by PyTorch on its first device; on the host the resident set.",
         _of_each_place(lambda place: place.allocated),
     ),
     Metric(
         "ampwatch_training_memory_peak_bytes",
-        "Most memory in use by the training process so far, as far as PyTorch and the system have counted; on a device torch.cuda.reset_peak_memory_stats() starts it again.",
+        "Most memory in use by the training process so far; on a device since torch.cuda.reset_peak_memory_stats().",
         _of_each_place(lambda place: place.peak),
     ),
     Metric(
         "ampwatch_training_memory_reserved_bytes",
-        "Memory of the first device of the training that PyTorch's allocator holds, in use or not.",
+        "Memory of the first device that PyTorch's allocator holds, in use or not.",
         _of_each_place(lambda place: place.reserved),
     ),
     Metric(
         "ampwatch_training_memory_capacity_bytes",
-        "Memory that there is: of the device all of it, of the host what its container, or the machine, has.",
+        "Memory of the device, and of the container or host.",
         _of_each_place(lambda place: place.limit),
     ),
 )
@@ -245,7 +245,7 @@ STEPS_AND_LOSS: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_optimizer_steps_skipped_total",
-        "Optimizer steps the GradScaler skipped because of non-finite gradients, by why it happened.",
+        "Optimizer steps skipped because of non-finite gradients, by skip class.",
         PER_OPTIMIZER.by(
             "class",
             read=lambda optimizer: [
@@ -256,12 +256,12 @@ STEPS_AND_LOSS: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_optimizer_consecutive_skipped_steps_max",
-        "Longest run of skipped iterations of the last 60 s (up to 120 s), so that one between two scrapes is seen.",
+        "Longest run of skipped iterations of the last 60 to 120 s.",
         PER_RANK.one(lambda rank: rank.consecutive_skips_max),
     ),
     Metric(
         "ampwatch_step_duration_seconds",
-        "Wall time between the ends of consecutive iterations, of those this daemon has read: starts again with it, without what was in the ring before.",
+        "Wall time of iterations, since this daemon started.",
         PER_RANK.one(lambda rank: rank.durations.distribution()),
         is_histogram=True,
     ),
@@ -271,7 +271,7 @@ LOSS_SCALING: tuple[Metric, ...] = (
     *exported(facts.SCALE),
     Metric(
         "ampwatch_loss_scale_min",
-        "Smallest loss scale of the last 60 s (up to 120 s), so that a dip between two scrapes is seen.",
+        "Smallest loss scale of the last 60 to 120 s, so that no dip is missed between scrapes.",
         PER_RANK.one(lambda rank: rank.loss_scale_min),
     ),
 )
@@ -280,7 +280,7 @@ TIMES: tuple[Metric, ...] = (
     *exported(facts.TIMES),
     Metric(
         "ampwatch_step_phase_seconds",
-        "Time of each phase of an iteration, by the clock of the host in each iteration and by that of the device in every fourth: a phase that was not seen in an iteration is not counted, and several that cannot be separated count as one.",
+        "Time of each phase of an iteration, by the clock of the host in each and of the device in every fourth; only phases that were seen.",
         PER_RANK.by("phase", "clock", read=lambda rank: rank.phase_times.distributions()),
         is_histogram=True,
     ),
@@ -320,27 +320,27 @@ SAMPLING: tuple[Metric, ...] = (
     *exported(facts.SAMPLING),
     Metric(
         "ampwatch_samples_total",
-        "Iterations in which tensors were measured, by what they are.",
+        "Iterations in which tensors were measured, by topic.",
         TOTALS.or_none.by("topic", read=_samples),
     ),
     Metric(
         "ampwatch_last_sample_timestamp_seconds",
-        "Unix time of the newest measurement that was recorded, by what was measured; at most ten a second are, unless something is NaN or infinite.",
+        "Unix time of the newest recorded measurement; at most ten a second, unless something is NaN or infinite.",
         PER_RANK.by("topic", read=_newest_samples),
     ),
     Metric(
         "ampwatch_sample_standard_error_ratio",
-        "What a share of elements in any module may be off by (largest standard error, of a share of one half), where not all of its elements were counted; 0 where all were. Largest magnitudes, NaN and infinities are always those of all elements.",
+        "Largest standard error of a share of elements in any module, where a subsample is counted; 0 where all are. Maxima, NaN and infinities are always those of all elements.",
         PER_RANK.by("topic", read=_standard_errors),
     ),
     Metric(
         "ampwatch_sampling_interval_steps",
-        "Iterations from one sampled one to the next, as the overhead budget has it now; those since the last one if they are more.",
+        "Iterations from one sample to the next, as the overhead budget allows now.",
         PER_RANK.one(lambda rank: rank.sampling_interval),
     ),
     Metric(
         "ampwatch_modules_untracked",
-        "Measured modules of which this rank exports no series, because of the settings module_series and module_series_ranks.",
+        "Measured modules without series on this rank (settings module_series and module_series_ranks).",
         PER_RANK.one(lambda rank: rank.ranges.modules.num_untracked),
     ),
 )

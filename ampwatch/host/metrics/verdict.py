@@ -64,19 +64,19 @@ def _failure(rank: RankView) -> Table:
 VERDICT: tuple[Metric, ...] = (
     Metric(
         "ampwatch_run_health",
-        "Whether the verdict on the rank is the given one (1) or not (0); the page and reports show the same.",
+        "Whether the verdict on the rank, as on the page and in reports, is the given one (1) or not (0).",
         part(lambda rank: None if rank.verdict is None else rank.verdict.level).by(
             "health", read=lambda current: each({v.label: int(v is current) for v in Level})
         ),
     ),
     Metric(
         "ampwatch_root_info",
-        "The finding that the verdict on the rank names (value is always 1): its kind, the worst severity of what it explains, its place in words, its op, its first iteration and what to do first. Absent where nothing alarming is current.",
+        "The finding that the verdict on the rank names (value is always 1), with the worst severity of what it explains. Absent where nothing alarming is current.",
         PER_RANK.by("kind", "severity", "place", "op", "first_step", "remedy", read=_root),
     ),
     Metric(
         "ampwatch_rank_failure_info",
-        "A rank that has failed (value is always 1): whether its failure made the other ranks of its run end, and the class of its exception, or killed.",
+        "A rank that has failed (value is always 1).",
         PER_RANK.by("cause", "error", read=_failure),
     ),
 )
@@ -111,17 +111,17 @@ FINDINGS: tuple[Metric, ...] = (
     *exported(facts.FINDINGS),
     Metric(
         "ampwatch_findings",
-        "Findings so far, one per place (module, parameter, optimizer ...) at which it was made.",
+        "Findings so far, one per place (module, parameter, optimizer ...).",
         _by_sort(lambda totals: totals.num_places),
     ),
     Metric(
         "ampwatch_finding_last_seen_timestamp_seconds",
-        "Unix time of the newest iteration in which a finding of this kind is known to have been seen; updated at least once a minute while it lasts.",
+        "Unix time at which a finding of this kind was last seen; updated at least once a minute while it lasts.",
         _by_sort(lambda totals: totals.last_seen_ns / 1e9),
     ),
     Metric(
         "ampwatch_finding_steps_total",
-        "Iterations in which a finding of this kind was seen, added up over its places; 0 for the known kinds before. In OpenMetrics with the newest iteration as exemplar (step).",
+        "Iterations in which a finding of this kind was seen, summed over places. In OpenMetrics with the newest iteration as exemplar (step).",
         _SUMS.by("kind", read=_steps),
     ),
 )

@@ -184,7 +184,7 @@ check: $(INSTALLED) ## Check format, lint, types, layers, spelling, and that gen
 		$(BIN)/python -m ampwatch.$${page%:*} | diff -u docs/$${page#*:}.md - || { \
 			echo "expected docs/$${page#*:}.md as generated, got the above; run: make docs"; exit 1; }; \
 	done
-	@for page in api:api patched:what-is-patched troubleshooting:troubleshooting; do \
+	@for page in api:api patched:what-is-patched; do \
 		$(BIN)/python -m tools.site.$${page%:*} | diff -u docs/$${page#*:}.md - || { \
 			echo "expected docs/$${page#*:}.md as generated, got the above; run: make docs"; exit 1; }; \
 	done
@@ -208,7 +208,6 @@ docs: $(INSTALLED) ## Write what is generated again: tables, pages, pictures (AR
 	$(BIN)/python -m tools.site.patched > docs/what-is-patched.md
 	$(BIN)/python -m ampwatch.diagnosis.kinds
 	$(BIN)/python -m tools.site.api > docs/api.md
-	$(BIN)/python -m tools.site.troubleshooting > docs/troubleshooting.md
 	$(BIN)/python -m tests.frameworks.matrix --write
 	$(BIN)/python -m tools.manifests
 	$(BIN)/python -m tests.cli.terminal_examples

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 from collections.abc import Callable
-from importlib import import_module
 
 import pytest
 
 import ampwatch
-from ampwatch.doctor.examination import terminal
 from tests.docs.pages import pages
 from tests.workshop.examples import ExampleRun
-from tools.site import api, troubleshooting
+from tools.site import api
 from tools.site.tutorial import BLOCK, masked, parts_of_run
 
 
@@ -38,35 +35,6 @@ def test_each_argument_of_monitor_is_told_of() -> None:
     for name in inspect.signature(ampwatch.monitor).parameters:
         assert f"- `{name}`: " in section
         assert re.search(rf"^    \**{name}\b", section, re.MULTILINE)
-
-
-def test_each_check_that_is_not_ok_is_a_line_of_the_page() -> None:
-    """As many lines as the doctor has calls, or more, where one call says it of several things."""
-    for title, modules in troubleshooting.GROUPS.items():
-        section = troubleshooting.page().split(f"\n## {title}\n")[1].split("\n## ")[0]
-        table = section.strip().split("\n\n")[0]
-        calls = [
-            node
-            for module in modules
-            for node in ast.walk(
-                ast.parse(inspect.getsource(import_module(f"ampwatch.doctor.{module}")))
-            )
-            if isinstance(node, ast.Call)
-            and getattr(node.func, "id", "") == "Check"
-            and ast.unparse(node.args[1]) != "State.OK"
-        ]
-
-        assert len(calls) > 1
-        assert len(table.splitlines()) - 2 >= len(calls)
-        assert "**" not in table
-
-
-def test_a_sentence_of_the_doctor_is_found_on_the_page() -> None:
-    """The sentence about a machine without extras stands there word by word."""
-    (absent,) = terminal(lambda _: None)
-
-    line = f"| {absent.name} | absent | {absent.why} | {absent.remedy} |"
-    assert line in troubleshooting.page()
 
 
 COMMANDS = sorted({match["command"] for match in BLOCK.finditer(pages()["docs/tutorial.md"])})

@@ -96,15 +96,12 @@ class QuietForm:
 class LastStep:
     """The iteration that has ended last.
 
-    On a CPU, and without a fused optimizer on a GPU, its outcome is known, so
-    ``if not watch.last_step.skipped: scheduler.step()`` right after
-    ``scaler.update()`` is exact. With fused optimizers on a GPU only the device knows
-    the outcome; then ``skipped`` is ``None``.
+    ``if not watch.last_step.skipped: scheduler.step()`` right after ``scaler.update()`` is exact, except
+    with fused optimizers on a GPU: only the device knows their outcome, and ``skipped`` is ``None``.
 
     Attributes:
         step: Index of the iteration since ``monitor()``, from 0; -1 before the first.
-        skipped: Whether the step of any optimizer was skipped; ``None`` if the host does
-            not know (yet), or was given nothing that it can read.
+        skipped: Whether the step of any optimizer was skipped; ``None`` if the host does not know.
         loss_scale: The newest loss scale that has reached the host; NaN without one.
         skipped_optimizers: Numbers of the optimizers whose step was skipped.
     """

@@ -38,9 +38,7 @@ def error_budget(
 ) -> ErrorBudget:
     """Return how far each op and module is from the exact result, and where error appears and grows.
 
-    The newest batch is run once more on a replica of the model, with the weights of now, and each
-    op in float64 beside it. To be called in the training loop between two iterations; nothing of
-    the training changes. docs/lab.md explains the numbers.
+    Call it in the training loop between two iterations. docs/lab.md explains the numbers.
 
     Args:
         watch: The monitor, made with ``lab=True``.
@@ -57,8 +55,7 @@ def error_budget(
             float16 or bfloat16.
 
     Cost:
-        Three forwards, of which two in float64, and the backwards of these: some five to fifteen
-        steps. Memory of the activations of a batch some seven times over.
+        Five to fifteen steps, and some seven times the memory of the activations of a batch.
     """
     lab = _part(watch)
     if lab is None:
@@ -81,16 +78,14 @@ def plan(
 ) -> Plan:
     """Return for each product of each layer the cheapest format whose loss stays under a limit.
 
-    From what was measured of inputs, weights and gradients so far, in all phases of the training.
-    It changes nothing, and says nothing of steps to come; but from now on it is a finding,
-    ``plan_left``, if the training leaves the newest plan, and the map of the page has its colours.
-    docs/lab.md explains the numbers. Still there after the monitor was closed.
+    It rests on what was measured so far, and changes nothing. If the training leaves the newest plan, that
+    is a finding, ``plan_left``. It can be called after ``close()``. docs/lab.md explains the numbers.
 
     Args:
         watch: The monitor, made with ``lab=True``.
         limit: Least signal-to-quantisation-noise ratio of a product. Unit: dB.
         max_flushed: Largest share of elements of an operand that may become zero.
-        gpu: Name of a GPU: what it does not multiply is left out, and gains are by its peaks.
+        gpu: Name of a GPU, for its formats and peaks.
         formats: Names of the formats to choose from; those that libraries train with if not given.
 
     Returns:

@@ -87,26 +87,20 @@ def monitor(
     notebook's cell can be run again.
 
     Args:
-        model: The model, a list of models, or ``None``; or an ``accelerate.Accelerator``, which has
-            prepared them, and has the scaler.
-        scaler: The GradScaler, enabled or not, or an object that holds one; an engine or an
-            optimizer of a framework that scales by itself (docs/using.md), or a ``LossScaler``;
-            or ``None`` (bfloat16, float32). A GradScaler that steps an optimizer of the model although
-            it was not passed takes over.
-        optimizer: The optimizers; those that step through the scaler, or that hold
-            parameters of the model, are found by themselves.
+        model: The model, a list of models, ``None``, or an ``accelerate.Accelerator`` that has prepared
+            them.
+        scaler: The GradScaler, an object that holds one, a framework's engine or optimizer that scales by
+            itself (docs/using.md), a ``LossScaler``, or ``None`` (bfloat16, float32).
+        optimizer: The optimizers, if they are not to be found by scaler and model.
         level: How much is watched: ``off``, ``light``, ``standard`` or ``deep``.
         run: Name of the run, stable between restarts; the script's name by default.
-        serve: Whether to write a ring and to start the host's daemon if none runs.
-            Without it nothing leaves the process: no file (unless ``report_dir`` is given), no
-            port, findings only, of which each of several ranks writes a line of its own.
-        step: Index of the first iteration: of a training that goes on from a checkpoint the steps
-            it has taken, so that findings, charts and metrics count as the program does.
+        serve: Whether to write a ring, and to start the host's daemon if none runs. Without it: no port, no
+            file (unless ``report_dir`` is given), findings only.
+        step: Index of the first iteration: the steps taken before the checkpoint that a training goes on from.
         settings: Any setting of ``ampwatch.settings.Settings`` by name.
 
     Returns:
-        The monitor; it need not be kept. Used as a context manager it ends with the
-        block, else with ``close()`` or the program.
+        The monitor, which ends with its ``with`` block, ``close()`` or the program. It need not be kept.
 
     Raises:
         AttachError: If an argument cannot be watched.
@@ -114,12 +108,9 @@ def monitor(
         StateError: If there is no memory, or no descriptor, for a monitor.
 
     Cost:
-        Set-up some 10 ms, half a second where the daemon has to be started;
-        on a GPU some seconds, the first time on a machine, to compile
-        its kernel. In training 0.1 to 0.3 ms a step on the training thread; at
-        ``standard`` sampled steps cost more, within ``overhead_budget`` of the whole. No host
-        sync, no thread of its own before there is a finding (then one writes a report
-        and ends, and where there are several ranks one writes the log); docs/how-it-works.md has the measurements.
+        Set-up some 10 ms, half a second where the daemon has to be started, seconds where a GPU's kernel is
+        compiled. 0.1 to 0.3 ms a step on the training thread; at ``standard`` sampled steps cost more,
+        within ``overhead_budget``. No host sync, no thread before there is a finding. See docs/cost.md.
     """
     given = {"level": level, "run": run, **settings}
     resolved = Settings.resolve(given, beside=ARGUMENTS, warns=False)
@@ -188,7 +179,7 @@ class Monitor:
     """One watched training. Made by ``ampwatch.monitor``.
 
     Attributes:
-        num_asked_for: Monitors that the user has asked for in this process.
+        num_asked_for: Monitors that the user has made in this process.
         settings: The checked settings.
         identity: Run, rank and process.
     """
@@ -296,9 +287,8 @@ class Monitor:
     def metrics(self) -> dict[str, float]:
         """Return the newest numbers, flat, for any logger: ``{"amp/loss_scale": 65536.0, ...}``.
 
-        They are of the iteration ``amp/step``, the newest one that has been read; those of gradients are of
-        ``amp/sample_step``, the newest one in which gradients were measured. docs/logged-metrics.md lists keys
-        and units; an unknown number has no key. They can be read after ``close()``.
+        docs/logged-metrics.md lists keys and units; an unknown number has no key. They can be read after
+        ``close()``.
 
         Returns:
             Floats. All are finite, except a loss that is not.
@@ -315,10 +305,9 @@ class Monitor:
     def gradient_norms(self) -> dict[str, float]:
         """Return the L2 norm of the gradient of each parameter, divided by the loss scale.
 
-        The norms are of the newest iteration in which gradients were measured (``amp/sample_step``), with all
-        that was accumulated in it. With a scaler they are taken before clipping, without one when the
-        optimizer steps, so after clipping. The norm of a sharded parameter is that of this rank's shard.
-        Norms that are not finite are left out. At level ``light`` there are none.
+        They are of the newest iteration in which gradients were measured (``amp/sample_step``), before
+        clipping with a scaler, after it without one. Of a sharded parameter it is that of this rank's
+        shard. Norms that are not finite are left out; at level ``light`` there are none.
         """
         return dict(self._diagnosis.norms)
 
@@ -335,15 +324,14 @@ class Monitor:
     ) -> None:
         """Call ``callback(finding)`` when a finding is made, and again when it has become worse.
 
-        It has become worse when its severity has risen, or that of a finding it explains. A callback that
-        raises is logged once and not called again. It should be quick: it runs where the finding is made,
-        mostly on the training thread within ``scaler.update()``. ``ampwatch.actions`` has ready-made ones, also
-        for work that has to wait for the end of the step.
+        Worse: its severity has risen, or that of a finding it explains. A callback runs where the finding
+        is made, mostly on the training thread within ``scaler.update()``, so it should be quick. One that
+        raises is logged once and not called again.
 
         Args:
             callback: A function, or an action of ``ampwatch.actions``, made for this monitor alone.
-            min_severity: ``info``, ``warning`` or ``critical``; findings below are left out until
-                they become as bad. An action has a choice of its own, a function takes all.
+            min_severity: ``info``, ``warning`` or ``critical``; findings below are left out until they
+                become as bad. A function takes all by default, an action has its own default.
             kinds: Kinds of findings, all others are left out.
 
         Raises:
@@ -363,11 +351,8 @@ class Monitor:
     def log_to(self, sink: object, *, every: int = 50, by_module: bool = False) -> None:
         """Pass ``metrics()`` to your logger every few iterations, and findings as text.
 
-        A thread of its own calls the logger, so a slow one does not slow down the training; what does
-        not fit into the queue is dropped and counted. A logger that raises, or is closed, is named once in
-        the log and not called again. ``close()`` passes the last numbers and ``summary()``. Called again
-        with the same logger, only ``every`` and ``by_module`` change. docs/loggers.md describes what
-        each logger shows.
+        A thread of its own calls the logger. ``close()`` passes the last numbers and ``summary()``. Called
+        again with the same logger, only ``every`` and ``by_module`` change. See docs/loggers.md.
 
         Args:
             sink: A SummaryWriter (PyTorch's or tensorboardX's), a run of W&B or Trackio, ``mlflow`` with
@@ -381,9 +366,8 @@ class Monitor:
                 integer, or ``by_module`` not a bool.
 
         Cost:
-            Some 50 us on the training thread each time, 0.5 us for each module, and 2 us more where
-            histograms of it are asked for; a comparison in other iterations; at the end up to 5 s for
-            a logger that hangs.
+            Some 50 us on the training thread each time, and 0.5 us for each module, 2.5 us with histograms;
+            at the end up to 5 s for a logger that hangs.
         """
         self._require_open()
         outlet, session = self._outlet, self._session
@@ -430,9 +414,9 @@ class Monitor:
     def live(self, every_seconds: float = 2.0) -> None:
         """Show the run below this cell of a notebook, drawn again while cells run.
 
-        It shows state, cause, place and remedy, and the history of loss scale and loss. It is drawn at the end
-        of iterations and by ``close()``, on the training thread, as output of the cell: there is no thread
-        and no server. Called again in another cell, it continues there. Outside of a notebook it does nothing.
+        It shows state, cause, place and remedy, and the history of loss scale and loss, as output of the
+        cell, drawn on the training thread. Called again in another cell, it continues there. Outside of a
+        notebook it does nothing.
 
         Args:
             every_seconds: Shortest time between two pictures, 0.5 at least. Unit: s.
@@ -459,9 +443,8 @@ class Monitor:
     def end_iteration(self, *, loss_scale: object = None, skipped: object = False) -> None:
         """End the open iteration. After the first call, iterations end only by this method.
 
-        It is for a scaler that no ``LossScaler`` can describe, and for steps that ampwatch does not see:
-        compiled ones, functional ones, those of a class of your own. Call it once an iteration, after the
-        step. It never raises into a training, and does nothing once the monitor is closed.
+        For a scaler that no ``LossScaler`` can describe, and for steps that ampwatch does not see:
+        compiled, functional, of a class of your own. Call it once an iteration, after the step.
 
         Args:
             loss_scale: The current loss scale, a number or a tensor with one element; ``None`` if no

@@ -38,9 +38,8 @@ logger = Log()
 def log(target: logging.Logger | str) -> Action:
     """Write each finding to a logger of yours, in one line, ``info`` ones included.
 
-    ampwatch itself writes warnings and critical findings to the logger ``ampwatch``; this is for
-    those who want them elsewhere, or as fields: the record carries the finding as ``record.finding``.
-    Each rank writes for itself.
+    The record carries the finding as ``record.finding``. Each rank writes for itself. ampwatch writes
+    warnings and critical findings to the logger ``ampwatch`` anyway.
 
     Args:
         target: The logger, or its name.
@@ -71,14 +70,13 @@ def webhook(
 ) -> Webhook:
     """Post each finding as JSON, ``warning`` and worse unless ``on_finding`` says otherwise.
 
-    From a thread that starts with the first finding; training never waits for it. The body is
-    described in docs/callbacks.md; for an address of Slack, Discord or Teams it is a message of theirs. Answers of 5xx, 408, 425 and 429 are tried again, and so are
-    errors of the connection; redirects are not followed.
+    From a thread of its own; training never waits for it. docs/callbacks.md describes the body and what is
+    tried again.
 
     Args:
         url: ``http://`` or ``https://``. Only its scheme and host are ever logged.
-        headers: Further headers, ``Authorization`` for one. Never logged.
-        timeout_seconds: Patience with the endpoint at each stage of one request. Unit: s.
+        headers: Further headers, as ``Authorization``. Never logged.
+        timeout_seconds: Timeout of each stage of a request. Unit: s.
         retries: How often one finding is tried again.
         backoff_seconds: Pause before the first of these; it doubles each time. Unit: s.
         queue_size: Findings that may wait; more are dropped and counted.
@@ -113,14 +111,12 @@ def webhook(
 def checkpoint(save: Callback, *, min_steps: int = 100) -> Action:
     """Have ``save(finding)`` called between two iterations, on the training thread.
 
-    For ``warning`` and worse unless ``on_finding`` says otherwise. What is saved may be broken
-    already: write to a file of its own, not over the last good one. An exception of ``save`` is
-    logged, and training goes on.
+    For ``warning`` and worse unless ``on_finding`` says otherwise. What is saved may be broken already: do
+    not overwrite the last good file. An exception of ``save`` is logged, and training goes on.
 
     Args:
         save: Your function. It may read model, optimizer and scaler, and write them.
-        min_steps: Iterations from one call to the next, at least; of findings that are made
-            meanwhile, the worst is handed over then.
+        min_steps: Least iterations from one call to the next, which gets the worst finding made meanwhile.
 
     Returns:
         What ``on_finding`` takes.
@@ -137,11 +133,10 @@ def checkpoint(save: Callback, *, min_steps: int = 100) -> Action:
 def stop() -> Action:
     """End the training by an exception, ``ampwatch.StopTraining``.
 
-    For ``critical`` findings unless ``on_finding`` says otherwise. It is raised at the end of the
-    call of yours that ends an iteration, ``scaler.update()`` or, without a scaler,
-    ``optimizer.step()``: model, optimizer and scaler are those of the finished iteration, so that
-    an ``except ampwatch.StopTraining`` around the loop may save them. In a distributed run the
-    other ranks learn of it as of any exception: by torchrun, which ends them.
+    For ``critical`` findings unless ``on_finding`` says otherwise. It is raised at the end of the call that
+    ends an iteration, ``scaler.update()`` or, without a scaler, ``optimizer.step()``: an ``except
+    ampwatch.StopTraining`` around the loop may save model, optimizer and scaler. In a distributed run
+    torchrun then ends the other ranks.
 
     Returns:
         What ``on_finding`` takes.

@@ -56,33 +56,28 @@ def inject(
 ) -> Injection:
     """Plant a fault in a watched training, so that you can see what it sets off.
 
-    It breaks the training for as long as it lasts: gradients and activations that are not finite
-    cost skipped steps with a GradScaler, and the weights without one. Findings that may come from it say so, in their
-    summary and by ``injected`` in their evidence; the log has when it begins and ends.
+    It breaks the training for as long as it lasts: it costs skipped steps with a GradScaler, and the
+    weights without one. Findings that may come from it say so, in their summary and by ``injected`` in
+    their evidence.
 
     Args:
         watch: The monitor, open.
-        kind: ``inf_grad`` or ``nan_grad``, in one element of the gradient of ``parameter``;
-            ``inf_activation`` or ``nan_activation``, in the output of ``module``;
-            ``collapsed_scale``, an infinite gradient in every parameter until the scaler has halved
-            its scale ``steps`` times; ``stalled_step``, a wait of ``seconds`` before the optimizer's
-            step.
-        parameter: Qualified name, as in ``model.named_parameters()``, with wrappers (``DDP``,
-            ``torch.compile``) or without; with several models it begins with the index of its model.
-        module: Qualified name, as in ``model.named_modules()``, likewise.
+        kind: ``inf_grad`` or ``nan_grad`` (of ``parameter``), ``inf_activation`` or ``nan_activation`` (of
+            ``module``), ``collapsed_scale`` or ``stalled_step``; see docs/callbacks.md.
+        parameter: Qualified name, with wrappers (``DDP``, ``torch.compile``) or without; with several
+            models it begins with the index of its model.
+        module: Qualified name, likewise.
         step: The iteration, counted as in ``watch.last_step``; the open one if ``None``.
         steps: How many iterations; 1 if ``None``, and ``COLLAPSE_STEPS`` for ``collapsed_scale``.
         seconds: The wait of ``stalled_step``; 5 if ``None``. Unit: s.
-        sleep: Waits; tests hand in their own.
+        sleep: Function that waits.
 
     Returns:
-        The handle: ``remove()``, or the end of a ``with`` block, takes the fault off at once. By
-        itself it comes off after its last iteration, or with the monitor.
+        The handle: ``remove()``, or the end of a ``with`` block, takes the fault off early.
 
     Raises:
-        SettingsError: If the kind, the parameter or the module does not exist, an argument is missing
-            or too many, or the iteration is over; before the first iteration only. A training that
-            runs is not ended by that: the log has it as an error, and nothing is planted.
+        SettingsError: If an argument is wrong, missing or too many; before the first iteration only. In a
+            running training it is logged, and nothing is planted.
         StateError: If the monitor is not open.
 
     Cost:

@@ -59,20 +59,18 @@ class End(NamedTuple):
 class LossScaler:
     """A loss scaler that is not torch's: how to get its scale, and when an iteration has ended.
 
-    ``ampwatch.monitor(model, ampwatch.LossScaler(lambda: opt.cur_scale, ends=(engine, "step"),
-    skipped=lambda returned: opt.overflow))`` is all. Nothing is stored on the objects that it names.
+    docs/using.md has an example. Nothing is stored on the objects that it names.
 
     Attributes:
-        get_scale: Returns the loss scale as it is now, a number or a tensor with one element, which is
-            read without waiting for its device; or ``None`` where no loss is scaled.
-        ends: The call that ends an iteration, as ``(object, "method")``, or a list of them. Where a
-            call says by an exception that the step is skipped, and nothing by returning, it is
-            ``(object, "method", ExceptionType)``. Of calls within one another the outermost counts.
-        skipped: Called with what the ending call has returned: ``True`` if the step was skipped,
-            ``False`` if it was taken, ``None`` if the iteration goes on (accumulation). Without it
-            each call ends an iteration, and its step was taken.
-        growth_interval: Unskipped steps before the scale grows; ``None`` if it is not known. Kinds of
-            findings that need it are silent then.
+        get_scale: Returns the current loss scale, a number or a tensor with one element, read without a
+            sync; or ``None`` where no loss is scaled.
+        ends: The call that ends an iteration, as ``(object, "method")``, or a list of them. With ``(object,
+            "method", ExceptionType)`` that exception says that the step is skipped. Of nested calls the
+            outermost counts.
+        skipped: Called with what that call has returned: ``True`` if the step was skipped, ``False`` if it
+            was taken (the default), ``None`` if the iteration goes on (accumulation).
+        growth_interval: Unskipped steps before the scale grows; ``None`` if unknown, without the findings
+            that need it.
         growth_factor: Factor of a growth.
         backoff_factor: Factor of a backoff.
         name: What it is called in facts and logs.

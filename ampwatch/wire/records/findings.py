@@ -44,14 +44,12 @@ class Finding:
         count: In how many iterations it was seen.
         evidence: The numbers it rests on, by name.
         summary: One sentence: what happened, where, since when.
-        kind_advice: What to change, as advised for the kind, naming the API. ``advice`` has what was
-            tried as well.
+        kind_advice: What to change, for the kind; ``advice`` has what was tried as well.
         root: False when another finding explains this one.
         caused_by: Kind and place of that finding, as ``kind@where``; empty for a root.
         source: ``file:line`` of the user's code, where known.
-        tried: Remedies that were tried on a batch that failed: what was changed (``measure``, ``module``),
-            the iteration (``step``), whether it ``cures``, and what failed in spite of it (``then_op``,
-            ``then_module``).
+        tried: Remedies that were tried on the failed batch: ``measure``, ``module``, ``step``, whether it
+            ``cures``, and what failed in spite of it (``then_op``, ``then_module``).
     """
 
     kind: str
@@ -78,7 +76,7 @@ class Finding:
 
     @property
     def cure(self) -> Tried | None:
-        """The first remedy that was tried and cures it, which is the smallest change of those that do."""
+        """The smallest change that was tried and cures it."""
         return next((t for t in self.tried if t.cures), None)
 
     @property

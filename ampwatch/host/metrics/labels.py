@@ -63,7 +63,7 @@ LABELS: dict[str, str] = {
     "optimizer": "`0` to `7` in the order in which they were first seen, then `other`.",
     "sensor": "Name of the sensor, or `unknown`.",
     "class": _values(skip.label for skip in SKIP_CLASSES)
-    + ": [skip class](how-it-works.md#in-the-training-process).",
+    + ": searching the scale, just after a growth, neither, several in a row.",
     "kind": "Of findings: [slug of the kind](diagnoses/README.md). Of elements: `nan` or `inf`.",
     "topic": _values(topic.label for topic in Topic) + ".",
     "format": "Name of the dtype in PyTorch: "

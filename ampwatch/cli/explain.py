@@ -20,7 +20,8 @@ MOVED = {
     **dict.fromkeys(("alerts", "dashboards", "deploy", "fleet", "grafana"), "operate"),
     **dict.fromkeys(("block-formats", "diff", "errors", "plan", "precision"), "lab"),
     "acting": "callbacks",
-    "zero-code": "run-without-edits",
+    "run-without-edits": "using",
+    "zero-code": "using",
 }
 """Guides by the names that they had, until the next release."""
 

@@ -34,7 +34,7 @@ examples:
 
 Options for ampwatch come before the program, options for the program after it. All settings
 can be given as AMPWATCH_* variables. What it cannot see:
-`ampwatch explain run-without-edits`.
+`ampwatch explain using`.
 """
 
 STARTUP = Path(__file__).parents[1] / "training" / "attach" / "startup"

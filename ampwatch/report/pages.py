@@ -35,9 +35,9 @@ GUIDES = (
     "metrics",
     "operate",
     "page",
-    "run-without-edits",
     "settings",
     "terminal",
+    "using",
     "what-is-patched",
 )
 """Pages of ``docs/`` that are shipped, without their pictures, which would weigh more than all the rest of

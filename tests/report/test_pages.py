@@ -42,7 +42,7 @@ def test_a_page_is_told_in_one_sentence() -> None:
     """A kind by its meaning, an alert by what it says, a guide by its heading."""
     assert pages()["forward_overflow"].gist == "an op turns finite inputs into infinity"
     assert pages()["AmpwatchStraggler"].gist == "One rank makes all others wait."
-    assert pages()["run-without-edits"].gist == "Run without edits"
+    assert pages()["using"].gist == "Use it in a training"
     for page in pages().values():
         assert 3 < len(page.gist) < 120, page.name
         assert "`" not in page.gist, page.name

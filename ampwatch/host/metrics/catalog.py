@@ -66,17 +66,17 @@ histograms, which are marked. Labels that all metrics of a topic have are above 
 
 - **Counters** of a rank exist at 0 from the first scrape of a run, unless the table says otherwise. The training process keeps them, so they
   survive a restart of the daemon; histograms and `ampwatch_ring_records_lost_total` do not.
-- **An unknown value is absent**: no `ampwatch_loss_scale` without a scaler, no ranges before the first sample. Of GPUs:
-  [absent, never zero](gpu.md#absent-never-zero).
-- **Ranges** are of sampled iterations (`ampwatch_samples_total`), ops of counted ones (`ampwatch_census_iterations_total`), kernels of
-  profiled ones (`ampwatch_profiler_iterations_total`). A share is the rate of one such counter over the rate of another:
-  `rate(ampwatch_gradient_underflow_elements_total[5m]) / rate(ampwatch_gradient_elements_total[5m])`. More queries:
-  [precision](lab.md#in-promql).
+- **An unknown value is absent**: no `ampwatch_loss_scale` without a scaler, no ranges before the first sample, no kernels of a GPU on a
+  CPU. Of GPUs: [absent, never zero](gpu.md#absent-never-zero).
+- **Ranges** are of sampled iterations (`ampwatch_samples_total`, at most ten a second), ops of counted ones
+  (`ampwatch_census_iterations_total`), kernels of profiled ones (`ampwatch_profiler_iterations_total`). A share is the rate of one such
+  counter over that of another:
+  `rate(ampwatch_gradient_underflow_elements_total[5m]) / rate(ampwatch_gradient_elements_total[5m])`. More: [precision](lab.md#in-promql).
 - **Findings** have no gauge before the first one. Alert on the time, which needs no earlier sample:
   `time() - ampwatch_finding_last_seen_timestamp_seconds{severity="critical"} < 600`.
-- **Modules** have series on [one rank of a machine](operate.md#fleets), at most `module_series` of them. A module that has series keeps them;
-  half are held back for modules that get into trouble later. Values are of the last time the module was measured. A counter of a module appears with what it has counted by then: alert on the
-  counters of the rank.
+- **Modules** have series on [one rank of a machine](operate.md#fleets), at most `module_series` of them. A module that has series keeps
+  them; half are held back for modules that get into trouble later. Values are of the last time the module was measured. A counter of a
+  module appears with what it has counted by then: alert on the counters of the rank.
 - **Facts** of a run are joined with `* on (job, instance, run, rank) group_left (autocast_dtype) ampwatch_run_info`.
 - **A run that has ended** keeps its last values for `grace_seconds`.
 """

@@ -83,7 +83,7 @@ GRADIENTS: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_scaled_gradient_amax_max",
-        "Largest ampwatch_scaled_gradient_amax of the last 60 to 120 s.",
+        "Largest ampwatch_scaled_gradient_amax of the newest sample and of the last 60 to 120 s.",
         PER_RANK.one(lambda rank: rank.scaled_amax_max),
     ),
     Metric(

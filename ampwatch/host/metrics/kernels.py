@@ -123,7 +123,7 @@ KERNELS: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_cpu_op_seconds_total",
-        "Time of ATen ops on a CPU in profiled iterations, by the dtype of their inputs.",
+        "Time of ATen ops on a CPU in profiled iterations, by the dtype of their inputs; a dtype appears when it is first seen.",
         WINDOW.by("dtype", read=_cpu_op_seconds),
     ),
     Metric(

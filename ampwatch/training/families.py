@@ -15,6 +15,7 @@ from ampwatch.training.sensors.calls.autocast_backward import AutocastBackwardSe
 from ampwatch.training.sensors.calls.clipping import ClippingSensor
 from ampwatch.training.sensors.calls.gradient_use import GradientUseSensor
 from ampwatch.training.sensors.calls.hand_clips import HandClips
+from ampwatch.training.sensors.calls.penalties import PenaltySensor
 from ampwatch.training.sensors.facts import AutocastSensor, Failures, Notices, Whereabouts
 from ampwatch.training.sensors.memory.growth import MemorySensor
 from ampwatch.training.sensors.ops.census import OpCensusSensor
@@ -90,6 +91,7 @@ that measure are notified before the ledger, which is among the last."""
 
 OF_SCALER = (
     Row(GradientUseSensor, lambda c: c.is_scaled),
+    Row(PenaltySensor, lambda c: c.samples and c.is_scaled),
     Row(ScaledGradientSensor, lambda c: c.samples and c.is_scaled),
     Row(DirectGradientSensor, lambda c: c.samples and not c.is_scaled),
     Row(FlushedGradientSensor, lambda c: c.samples and c.is_scaled),

@@ -152,6 +152,16 @@ saved_self: Callable[[Any], Any] = attrgetter(
     )
 )
 
+RUNS_BACKWARD = (
+    _on_instances(
+        "autograd._engine_run_backward",
+        "Is called by torch.autograd.grad, by whatever name that was imported.",
+        "Penalties of gradients that are multiplied by the scale are not reported.",
+    )
+    if hasattr(torch.autograd, "_engine_run_backward")
+    else None
+)
+
 tracing_state: Callable[[], Any] = _find(
     "_C._get_tracing_state",
     "Shows whether torch.jit.trace writes down what is called: then not None.",

@@ -73,7 +73,7 @@ def _run(recipe: str) -> Run:
             return
         parameters = list(run.models[0].parameters())
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            torch.autograd.grad(sum(p.sum() for p in parameters), parameters)
+            torch.autograd.grad(sum(p.sum() for p in parameters), parameters, create_graph=True)
             (0.0 * sum(p.sum() for p in parameters)).backward()
         nn.utils.clip_grad_value_(parameters, 1.0)
         with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):

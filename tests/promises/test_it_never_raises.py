@@ -122,6 +122,20 @@ def _odd_run() -> Run:
     return run
 
 
+def _differentiating_run() -> Run:
+    """A run that takes gradients with a graph."""
+    run = build("fp16-scheduled")
+
+    def after_step(_step: int) -> None:
+        parameters = list(run.models[0].parameters())
+        torch.autograd.grad(
+            sum(p.square().sum() for p in parameters), parameters, create_graph=True
+        )
+
+    run.after_step = after_step
+    return run
+
+
 def _compiling_run() -> Run:
     """A run in which something is compiled, each time anew."""
     torch._dynamo.reset()
@@ -142,6 +156,8 @@ def _run_for(guard: str) -> Callable[[], Run]:
     """Return what builds the run in which there is something to do behind a guard."""
     if guard == "compiled_backward":
         return _compiling_run
+    if guard == "penalties":
+        return _differentiating_run
     return _odd_run if guard in SELDOM else _faulty_run
 
 
@@ -280,6 +296,7 @@ SCALED = (
     "ownership",
     "error_budget",
     "memory",
+    "penalties",
     "phases",
     "waits",
     "layers",

@@ -33,6 +33,7 @@ from ampwatch.diagnosis.evidence.calls import (
     RefusedOp,
     RescaledGradients,
     ScaledClip,
+    ScaledPenalty,
     ScaledStep,
 )
 from ampwatch.diagnosis.state.kinds import PARAM_NONFINITE
@@ -234,6 +235,25 @@ class ApiMisuse(Detector):
             f" for example {in_words(f'param:{seen.parameter}')}",
             source=seen.source,
             evidence={"loss_scale": scale, "parameters": float(seen.parameters)},
+        )
+
+    @takes(ScaledPenalty)
+    def penalised(self, seen: ScaledPenalty) -> None:
+        """Gradients of a scaled loss are a part of another loss."""
+        scale = seen.scale if not math.isnan(seen.scale) else self._scale()
+        if not scale > 1.0:
+            return
+        where = f"optimizer:{seen.optimizer}"
+        self._say(
+            MIXED_SCALED_BACKWARD,
+            where,
+            seen.step,
+            "backward",
+            f"The loss of {in_words(where)} at step {seen.step} holds gradients that torch.autograd.grad computed of a"
+            f" scaled loss: they are {scale_text(scale)} times too large in it, as nothing has divided them by the"
+            f" scale, and their part of the loss changes whenever the scale does",
+            source=seen.source,
+            evidence={"loss_scale": scale},
         )
 
     @takes(MixedScales)

@@ -62,11 +62,15 @@ MIXED_SCALED_BACKWARD = Kind(
     family=KindFamily.API_MISUSE,
     meaning="scaled and unscaled losses go into the same gradients",
     severities=(Severity.WARNING,),
-    certainty=certain("both a scaled and an unscaled loss were added to the gradients of one step"),
+    certainty=certain(
+        "both a scaled and an unscaled loss were added to the gradients of one step, or gradients of a scaled"
+        " loss to another loss"
+    ),
     advice=(
         "Call scaler.scale(loss).backward() for every loss that feeds this optimizer, and"
         " scaler.unscale_(optimizer) only after the last of them; give losses that have to stay"
-        " unscaled an optimizer of their own."
+        " unscaled an optimizer of their own. Divide what torch.autograd.grad returned for a scaled loss by"
+        " scaler.get_scale() before it goes into a loss."
     ),
     explained_by=backwards("api_error", fits=_was_refused_next),
 )

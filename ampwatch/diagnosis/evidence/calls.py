@@ -113,6 +113,22 @@ class MixedGradients(NamedTuple):
     source: str
 
 
+class ScaledPenalty(NamedTuple):
+    """A step is made with a loss that holds gradients of a scaled loss, and nothing has divided them by the scale.
+
+    Attributes:
+        step: Index of the iteration.
+        optimizer: Number of the optimizer.
+        scale: The loss scale, NaN where the host does not know it.
+        source: ``file:line`` of ``torch.autograd.grad``.
+    """
+
+    step: int
+    optimizer: int
+    scale: float
+    source: str
+
+
 class MixedScales(NamedTuple):
     """Gradients of losses that were multiplied by another scale than they are divided by.
 

@@ -31,7 +31,6 @@ from ampwatch.report.words import (
 )
 from ampwatch.state.text import whole_number
 from ampwatch.wire.records import (
-    MEMORY_LIMIT,
     MEMORY_PARTS,
     MEMORY_PLACES,
     Topic,
@@ -88,7 +87,6 @@ def figures(rank: RankView) -> dict[str, Figure]:
         "Underflow": _underflow(rank),
         "Low precision": _low_precision(rank),
         "Tensor cores": _tensor_cores(rank),
-        "Memory of ampwatch": _memory(rank),
         "Cost of ampwatch": _cost(rank),
     }
 
@@ -198,25 +196,6 @@ def _headroom(rank: RankView) -> float | None:
     return math.log2(limit.max) - math.log2(plain.amax) - math.log2(scale)
 
 
-def _memory(rank: RankView) -> Figure:
-    limit = whole_number(rank.facts.get(MEMORY_LIMIT, ""))
-    if limit is None:
-        return _none_yet("what ampwatch holds in the training process; after set-up")
-    held = {
-        place: {
-            part: whole_number(rank.facts.get(memory_fact(part, place), "")) or 0
-            for part in MEMORY_PARTS
-        }
-        for place in MEMORY_PLACES
-    }
-    host, device = (sum(parts.values()) for parts in held.values())
-    largest, most = max(held["host"].items(), key=lambda item: item[1])
-    notes = [f"on the host, of at most {memory(limit)}"]
-    notes += [f"{memory(most)} of it {largest}"] if most else []
-    notes += [f"{memory(device)} on devices"] if device else []
-    return Figure(memory(host), ", ".join(notes))
-
-
 def _cost(rank: RankView) -> Figure:
     newest, cost = rank.newest, rank.watching
     if newest is None:
@@ -231,12 +210,18 @@ def _cost(rank: RankView) -> Figure:
         (newest.total_sensor_errors, "sensor error", ""),
     )
     notes = [f"{plural(total, noun)}{what}" for total, noun, what in missed if total]
+    held = {place: _held(rank, place) for place in MEMORY_PLACES}
+    notes[:0] = [f"{memory(nbytes)} on the {place}" for place, nbytes in held.items() if nbytes]
     if not shares:
         return _none_yet(", ".join(["share of the time of steps that were read", *notes]))
     # Steady steps first, which are most of a run; the other phases beside them.
     first, *others = (f"{_COSTS[phase]} {100 * share:.2g} %" for phase, share in shares.items())
-    if Phase.FAILURE not in shares:
-        others.append("no failure so far")
     if Phase.STEADY not in shares and newest.step < cost.steady_from:
         others.append(f"steady from step {cost.steady_from} on")
     return Figure(first, ", ".join(["of the training thread's time", *others, *notes]))
+
+
+def _held(rank: RankView, place: str) -> int:
+    """Return what ampwatch holds in the training process. Unit: bytes."""
+    facts = (rank.facts.get(memory_fact(part, place), "") for part in MEMORY_PARTS)
+    return sum(whole_number(fact) or 0 for fact in facts)

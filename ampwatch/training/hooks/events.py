@@ -248,6 +248,18 @@ class BackwardBegan(NamedTuple):
     is_alone: bool = True
 
 
+class GradientsTaken(NamedTuple):
+    """``torch.autograd.grad(..., create_graph=True)`` has returned.
+
+    Attributes:
+        outputs: Tensors that were differentiated, or ``GradientEdge``.
+        gradients: Results, ``None`` for an input that was not used.
+    """
+
+    outputs: tuple[Any, ...]
+    gradients: tuple[Any, ...]
+
+
 class BackwardEnded(NamedTuple):
     """It has returned, and has not raised. Only its moment is noted."""
 

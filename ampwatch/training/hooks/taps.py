@@ -281,6 +281,7 @@ def listen_to_function(
     *,
     before: Callable[..., None] | None = None,
     after: Callable[..., None] | None = None,
+    returned: Callable[..., None] | None = None,
     failed: Callable[[], None] | None = None,
     around: Callable[..., Any] | None = None,
 ) -> Listener:
@@ -291,6 +292,7 @@ def listen_to_function(
         name: Its name there.
         before: Called with ``(args, kwargs)`` before the function. Must not raise.
         after: Called with ``(args, kwargs)`` after the function has returned. Must not raise.
+        returned: Called with ``(result, args, kwargs)`` after the function has returned. Must not raise.
         failed: Called, without anything, if it has raised instead. Must not raise.
         around: As of ``listen``, with ``(original, args, kwargs)``.
 
@@ -311,6 +313,6 @@ def listen_to_function(
         if tap is None or not tap.is_in_place:
             tap = _taps[module, name] = _FunctionTap(module, name)
             tap.put_on()
-        listener = Listener(tap, None, before, after, failed=failed, around=around)
+        listener = Listener(tap, None, before, after, returned, failed, around)
         tap.add(listener)
     return listener

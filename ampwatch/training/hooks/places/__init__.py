@@ -105,6 +105,13 @@ PLACES: tuple[Place, ...] = (
         backward.place_backward,
     ),
     Place(
+        "torch.autograd._engine_run_backward, which torch.autograd.grad calls",
+        FUNCTION,
+        (on.GradientsTaken,),
+        backward.place_gradients,
+        when="with an enabled GradScaler, at standard and deep",
+    ),
+    Place(
         "torch.utils.data.dataloader._BaseDataLoaderIter.__next__",
         REPLACED,
         (on.BatchAwaited, on.BatchArrived),

@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ampwatch.training.hooks.events import BackwardBegan, BackwardEnded
+from ampwatch.training.hooks.events import BackwardBegan, BackwardEnded, GradientsTaken
 from ampwatch.training.hooks.taps import listen_to_function
 from ampwatch.training.native import timed
-from ampwatch.training.private import graph_task, tracing_state
+from ampwatch.training.private import RUNS_BACKWARD, graph_task, tracing_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ampwatch.guard import Guard
     from ampwatch.training.hooks.bus import Bus
+
+CREATES_GRAPH = 3
+"""Place of ``create_graph`` among the arguments of what runs backward."""
 
 
 def _timed(bus: Bus) -> Callable[..., Any] | None:
@@ -75,6 +78,23 @@ def place_backward(bus: Bus, handles: list[Any]) -> None:
             around=_timed(bus),
         )
     )
+
+
+def place_gradients(bus: Bus, handles: list[Any]) -> None:
+    """Hear which gradients ``torch.autograd.grad`` has made a graph of.
+
+    Many programs have imported ``grad`` by name: it calls what runs backward by a name of its module.
+    """
+    if RUNS_BACKWARD is None:
+        return
+    channel = bus.channel(GradientsTaken)
+
+    def returned(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # As PyTorch calls it: (outputs, gradients of outputs, retain_graph, create_graph, ...).
+        if len(args) > CREATES_GRAPH and args[CREATES_GRAPH] and not kwargs.get("accumulate_grad"):
+            channel.emit(GradientsTaken(listed(args[0]), listed(result)))
+
+    handles.append(listen_to_function(torch.autograd, RUNS_BACKWARD, returned=returned))
 
 
 def listed(given: object) -> tuple[Any, ...]:

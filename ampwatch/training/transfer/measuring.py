@@ -195,10 +195,13 @@ class Measuring:
         # Of all samples that anybody still holds; what an interrupt has lost is none of them.
         # No WeakSet: Python swallows an interrupt that comes in the callback of a weak reference.
         self._samples = [ref(self.open)]
-        self._meant: dict[str, tuple[int, int]] = {}
+        self._meant: dict[tuple[str, int], tuple[int, int]] = {}
 
-    def know_finite(self, parameters: Iterable[str]) -> None:
-        """Take in, by name, parameters that are finite before the first step."""
+    def know_finite(self, parameters: Iterable[tuple[str, int]]) -> None:
+        """Take in parameters that are finite before the first step, by name and number of elements.
+
+        One of another size by the same name is another one, as where a vocabulary grows.
+        """
         self._meant.update(dict.fromkeys(parameters, (0, 0)))
 
     def prepare(self, device: torch.device) -> None:
@@ -412,7 +415,7 @@ class Measuring:
 
     def _without_meant(self, r: TensorRange) -> TensorRange:
         infs = r.histogram.positive_infs, r.histogram.negative_infs
-        meant = self._meant.setdefault(r.name, infs)
+        meant = self._meant.setdefault((r.name, r.histogram.numel), infs)
         if not any(meant):
             return r
         return r._replace(histogram=r.histogram.without(0, *meant))

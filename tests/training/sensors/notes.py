@@ -49,9 +49,9 @@ class Notes:
     def __init__(self, governor: FixedGovernor) -> None:
         self.governor = governor
         self.notes: list[Note] = []
-        self.finite: set[str] = set()
+        self.finite: set[tuple[str, int]] = set()
 
-    def know_finite(self, parameters: Iterable[str]) -> None:
+    def know_finite(self, parameters: Iterable[tuple[str, int]]) -> None:
         self.finite.update(parameters)
 
     def measure(self, topic: Topic, items: Sequence[Item], how: How) -> None:

@@ -427,7 +427,7 @@ def test_infinities_that_a_parameter_begins_with_are_none_of_what_is_measured(
     """Any more than those, and each NaN, are; of outputs and gradients every infinity is."""
     measuring = host()
     if is_known:
-        measuring.know_finite(["m0.weight"] if math.isfinite(sum(start)) else [])
+        measuring.know_finite([("m0.weight", len(start))] if math.isfinite(sum(start)) else [])
     for values in (start, then):
         measuring.measure(Topic.WEIGHT, named(values))
         measuring.measure(Topic.ACTIVATION, named(values))
@@ -441,6 +441,9 @@ def test_a_parameter_that_was_finite_before_the_first_step_is_broken_by_its_firs
 ):
     """One of which nobody knows that begins with those it has when it is measured first."""
     measuring = host()
-    measuring.know_finite(["m0.weight"])
+    measuring.know_finite([("m0.weight", 2)])
     measuring.measure(Topic.WEIGHT, named([math.inf, 1.0], [math.inf, 1.0]))
     assert [r.histogram.infs for r in taken(measuring)] == [1, 0]
+
+    measuring.measure(Topic.WEIGHT, named([math.inf, 1.0, 1.0]))  # another one of that name
+    assert [r.histogram.infs for r in taken(measuring)] == [0]

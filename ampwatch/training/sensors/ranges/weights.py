@@ -38,6 +38,7 @@ STATE = How(most=MAX_ELEMENTS)
 class _Part(NamedTuple):
     name: str
     dtype: str
+    numel: int
 
 
 class WeightSensor(Sensor):
@@ -112,7 +113,7 @@ class WeightSensor(Sensor):
 
     def _know(self, parts: list[_Part], largest: list[float]) -> None:
         both = zip(parts, largest, strict=True)
-        self._measuring.know_finite(part.name for part, one in both if math.isfinite(one))
+        self._measuring.know_finite((p.name, p.numel) for p, one in both if math.isfinite(one))
 
     def _judge(self, step: int, parts: list[_Part], read: list[float]) -> None:
         if read[0]:
@@ -167,7 +168,7 @@ def _largest_by_device(
     for name, tensor in named:
         for part, values in parts_of(name, tensor, tensor):
             if is_plain(values) and values.dtype in FLOATS:
-                parts[values.device].append(_Part(part, name_of(values.dtype)))
+                parts[values.device].append(_Part(part, name_of(values.dtype), values.numel()))
                 largest[values.device].append(_largest(values))
     return {device: (parts[device], torch.stack(found)) for device, found in largest.items()}
 

@@ -148,10 +148,10 @@ def test_what_is_finite_before_the_first_step_is_known_then_and_after_a_checkpoi
             model[0].weight.fill_(math.inf)
             model[0].bias.fill_(0.0)
     parts.bus.emit(IterationClosing(has_nonfinite=False))
-    assert parts.notes.finite == {"0.weight"}
+    assert parts.notes.finite == {("0.weight", 6)}
 
     with torch.no_grad():
         model[0].bias.fill_(0.0)
     parts.bus.emit(OptimizerStepping(optimizer))
     parts.bus.emit(IterationClosing(has_nonfinite=False))
-    assert parts.notes.finite == {"0.weight"}
+    assert parts.notes.finite == {("0.weight", 6)}

@@ -98,6 +98,7 @@ class WeightSensor(Sensor):
         if is_capturing():
             return
         self._has_begun = True
+        self._bus.ignore(self, on.OptimizerStepping)
         now = _largest_by_device(self._trained())
         for parts, largest in now.values():
             for begin in range(0, len(parts), WIDTH):
@@ -122,14 +123,12 @@ class WeightSensor(Sensor):
 
     def optimizer_stepping(self, _event: on.OptimizerStepping) -> None:
         """Look at the parameters before the first step changes any."""
-        if not self._has_begun:
-            self._begin()
+        self._begin()
 
     def iteration_closing(self, event: on.IterationClosing) -> None:
         """Measure state where it is planned, and at once where something is not finite."""
         if not self._has_begun:
             self._begin()  # the first step was skipped
-        self._bus.ignore(self, on.OptimizerStepping)
         governor = self._governor
         if event.has_nonfinite and governor.observes_skips and governor.takes_first_check():
             self._measure(0, 1)

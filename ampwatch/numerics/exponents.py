@@ -13,6 +13,7 @@ import math
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -160,6 +161,21 @@ class ExponentHistogram(Struct, frozen=True):
             times_power_of_two(self.amax, exponent),
             times_power_of_two(self.amin, exponent),
             self.numel,
+        )
+
+    def without(self, nans: float, positive_infs: float, negative_infs: float) -> ExponentHistogram:
+        """Return the histogram without so many elements that are not finite; of each sort no more than there are."""
+        removed = (
+            min(self.nans, nans),
+            min(self.positive_infs, positive_infs),
+            min(self.negative_infs, negative_infs),
+        )
+        return replace(
+            self,
+            nans=self.nans - int(removed[0]),
+            positive_infs=self.positive_infs - int(removed[1]),
+            negative_infs=self.negative_infs - int(removed[2]),
+            numel=self.numel - int(sum(removed)),
         )
 
     def merge(self, other: ExponentHistogram) -> ExponentHistogram:

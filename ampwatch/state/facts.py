@@ -467,12 +467,12 @@ GRADIENTS: tuple[Fact, ...] = (
 PARAMETERS_AND_BUFFERS: tuple[Fact, ...] = (
     Fact(
         "ampwatch_parameter_nonfinite_elements",
-        "NaN and infinite elements of all parameters, each as of its last check.",
+        "NaN and infinite elements of all parameters, each as of its last check, without the infinities that were there before the first step.",
         _of_totals(lambda totals: _counted(totals.parameter_nonfinite)),
     ),
     Fact(
         "ampwatch_buffer_nonfinite_elements",
-        "NaN and infinite elements of the buffers at their last check.",
+        "NaN and infinite elements of the buffers at their last check, without masks and sentinels that are meant to hold them.",
         _of_totals(lambda totals: _counted(totals.buffer_nonfinite)),
     ),
 )

@@ -43,3 +43,64 @@ def test_an_embedding_with_a_row_of_nan_is_broken_until_it_is_repaired(
     (found,) = [f for f in watch.findings if f.kind == "param_nonfinite"]
     assert (found.where, found.last_step < 40) == ("param:0.weight", True)
     assert json.loads(watch.report(format="json"))["verdict"]["level"] == level
+
+
+class Limited(nn.Module):
+    """Has a vocabulary that is padded, and limits that are trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(4, 6)
+        self.limit = nn.Parameter(torch.tensor([1.0, math.inf]))
+        with torch.no_grad():
+            self.net.bias[4:] = -math.inf
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x.clamp(max=self.limit[0]).minimum(self.limit[1]))
+
+
+@pytest.mark.parametrize(
+    ("breaks", "sample_every", "is_loaded"),
+    [
+        ({}, 1, False),
+        ({}, 1, True),
+        ({}, 10_000, False),
+        ({"net.bias": -math.inf}, 10_000, False),
+        ({"limit": math.inf}, 10_000, False),
+        ({"net.weight": math.inf}, 10_000, True),
+        ({"net.weight": math.inf}, 1, False),
+    ],
+)
+def test_infinities_from_before_the_first_step_are_meant_and_those_that_come_later_are_not(
+    breaks: dict[str, float], sample_every: int, *, is_loaded: bool
+) -> None:
+    """Also where a checkpoint has brought them, at the start and again in the middle of the run."""
+    torch.manual_seed(0)
+    model = Limited()
+    start = {name: values.clone() for name, values in model.state_dict().items()}
+    if is_loaded:
+        with torch.no_grad():
+            model.net.bias.zero_()
+            model.limit.fill_(1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    with ampwatch.monitor(model, scaler, sample_every=sample_every, serve=False) as watch:
+        for step in range(20):
+            if is_loaded and step in {0, 8}:
+                model.load_state_dict(start)
+            with torch.autocast("cpu", dtype=torch.float16):
+                out = model(torch.randn(8, 4))
+            loss = nn.functional.cross_entropy(out.float(), torch.randint(4, (8,)))
+            optimizer.zero_grad()
+            scaler.scale(loss * math.inf if step == 14 else loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            if step == 12:
+                with torch.no_grad():
+                    for name, value in breaks.items():
+                        model.get_parameter(name).view(-1)[0] = value
+
+    found = [f.where for f in watch.findings if f.kind == "param_nonfinite"]
+    assert found == [f"param:{name}" for name in breaks]
+    verdict = json.loads(watch.report(format="json"))["verdict"]
+    assert (verdict["level"] == "broken") is bool(breaks)

@@ -60,6 +60,8 @@ class RangeRecorder(Detector):
             # A fused optimizer is called for skipped steps as well: that changes nothing.
             skipped = topic is Topic.UPDATE and any(iteration.found_inf.values())
             every = [r for r in iteration.ranges if r.topic is topic and r.span == 1]
+            if topic is Topic.BUFFER:
+                every = self._state.without_meant(every)
             if every and not skipped:
                 self._samples[topic] += 1
                 self._record_topic(iteration, topic, _scaled(iteration, every))

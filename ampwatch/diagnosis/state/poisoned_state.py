@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.detector import Detector, Shared, takes
@@ -19,7 +20,7 @@ from ampwatch.numerics.written import counted
 from ampwatch.wire.records import Topic, in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
     from ampwatch.diagnosis.evidence.origins import Origin
@@ -70,30 +71,38 @@ BUFFER_WAS_THERE = (
 
 
 class NonfiniteState:
-    """What is not finite in parameters and buffers, by the newest measurement of each.
+    """What is broken in parameters and buffers, by the newest measurement of each.
 
     One iteration may measure a part of the parameters: this is the whole.
     """
 
     def __init__(self) -> None:
-        self._nonfinite: dict[Topic, dict[str, TensorRange]] = {}
+        self._broken: dict[Topic, dict[str, TensorRange]] = {}
 
-    def observe(self, iteration: Iteration) -> None:
-        """Take in the measurements of an iteration."""
-        for r in iteration.ranges:
-            if r.topic in (Topic.WEIGHT, Topic.BUFFER):
-                known = self._nonfinite.setdefault(r.topic, {})
-                known.pop(r.name, None)
-                if r.histogram.nonfinite:
-                    known[r.name] = r
+    def observe(self, measured: Iterable[TensorRange], broken: Iterable[TensorRange]) -> None:
+        """Take in measurements, and which of them are of something broken."""
+        for r in measured:
+            self._broken.setdefault(r.topic, {}).pop(r.name, None)
+        for r in broken:
+            self._broken[r.topic][r.name] = r
 
     def of(self, topic: Topic) -> list[TensorRange]:
-        """Return the tensors with elements that are not finite, in the order of measurement."""
-        return list(self._nonfinite.get(topic, {}).values())
+        """Return the tensors that are broken, in the order of measurement."""
+        return list(self._broken.get(topic, {}).values())
+
+    def without_meant(self, buffers: Iterable[TensorRange]) -> list[TensorRange]:
+        """Return measurements of buffers without what is not finite and meant to be so."""
+        broken = self._broken.get(Topic.BUFFER, {})
+        broken = self._broken.get(Topic.BUFFER, {})
+        every = math.inf, math.inf, math.inf
+        return [
+            r if r.name in broken else r._replace(histogram=r.histogram.without(*every))
+            for r in buffers
+        ]
 
     def num_elements(self, topic: Topic) -> int:
-        """Return how many elements are not finite; -1 before anything was measured."""
-        if topic not in self._nonfinite:
+        """Return how many elements of these are not finite; -1 before anything was measured."""
+        if topic not in self._broken:
             return -1
         return sum(r.histogram.nonfinite for r in self.of(topic))
 
@@ -110,7 +119,7 @@ class PoisonedState(Detector):
     A finding is over once each tensor it is about was measured again, and is finite.
 
     Attributes:
-        nonfinite: Parameters and buffers that are not finite, whether or not they are meant to be.
+        nonfinite: Parameters and buffers that are not finite, and not meant to be so.
     """
 
     def __init__(self, shared: Shared) -> None:
@@ -126,7 +135,6 @@ class PoisonedState(Detector):
         self._unsound: frozenset[str] = frozenset()
         self._bad_option: BadOption | None = None
         self._suspects: set[str] = set()
-        self._poisoned: set[str] = set()
         self._moved: tuple[int, Origin] | None = None
         self._written: Finding | None = None
         self._sent: tuple[int, str] | None = None
@@ -225,7 +233,6 @@ class PoisonedState(Detector):
 
     def detect(self, iteration: Iteration, _verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
-        self.nonfinite.observe(iteration)
         if self._gradient_broke is None and any(
             r.topic is Topic.GRADIENT and r.histogram.nonfinite for r in iteration.ranges
         ):
@@ -234,8 +241,9 @@ class PoisonedState(Detector):
         measured = [r for r in iteration.ranges if r.topic is Topic.BUFFER]
         self._unsound -= {r.name for r in measured if not r.histogram.nonfinite}
         buffers = [r for r in measured if self._is_poisoned(r, is_skipped=is_skipped)]
-        self._poisoned.difference_update(r.name for r in measured)
-        self._poisoned.update(r.name for r in buffers)
+        weights = [r for r in iteration.ranges if r.topic is Topic.WEIGHT]
+        bad = [r for r in weights if r.histogram.nonfinite]
+        self.nonfinite.observe(weights + measured, bad + buffers)
         broken = self.nonfinite.of(Topic.WEIGHT)
         if Topic.WEIGHT in iteration.topics and len(broken) <= self._were_broken:
             self._is_contained = True
@@ -243,7 +251,7 @@ class PoisonedState(Detector):
         if buffers and buffers[0].name in self._unsound:
             self._say_buffers(iteration, buffers)
             buffers = []
-        if any(r.topic is Topic.WEIGHT and r.histogram.nonfinite for r in iteration.ranges):
+        if bad:
             self._say_parameters(iteration, broken)
         # Only where weights were measured at all: no measurement is no proof that they held.
         elif Topic.WEIGHT in iteration.topics:
@@ -252,7 +260,7 @@ class PoisonedState(Detector):
                 self._end(PARAM_NONFINITE, iteration.step)
         if buffers:
             self._say_buffers(iteration, buffers)
-        elif measured and not self._poisoned:
+        elif measured and not self.nonfinite.of(Topic.BUFFER):
             self._end(BUFFER_NONFINITE, iteration.step)
 
     def _end(self, kind: Kind, step: int) -> None:
@@ -426,4 +434,5 @@ def _have(tensors: Sequence[TensorRange]) -> str:
 
 def _words(r: TensorRange) -> str:
     histogram = r.histogram
-    return f"{histogram.nans} NaN and {histogram.infs} infinite of {histogram.numel} elements"
+    of = counted(histogram.numel, "element")
+    return f"{histogram.nans} NaN and {histogram.infs} infinite of {of}"

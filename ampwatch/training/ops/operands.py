@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -88,8 +89,8 @@ def made_unseen(place: OpPlace, read: Iterable[Tensor]) -> list[Tensor]:
 def nonfinite_number(call: OpCall) -> float | None:
     """Return the first Python number among the arguments that is not finite, if any."""
     for value in (*call.args, *call.kwargs.values()):
-        if isinstance(value, float) and not math.isfinite(value):
-            return value
+        if isinstance(value, (float, complex)) and not cmath.isfinite(value):
+            return value if isinstance(value, float) else abs(value)
     return None
 
 

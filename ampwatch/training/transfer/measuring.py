@@ -26,7 +26,7 @@ from ampwatch.training.transfer.slabs import NORM_BYTES, Landing, RowLabel, Slab
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import Tensor
 
@@ -195,6 +195,14 @@ class Measuring:
         # Of all samples that anybody still holds; what an interrupt has lost is none of them.
         # No WeakSet: Python swallows an interrupt that comes in the callback of a weak reference.
         self._samples = [ref(self.open)]
+        self._meant: dict[tuple[str, int], tuple[int, int]] = {}
+
+    def know_finite(self, parameters: Iterable[tuple[str, int]]) -> None:
+        """Take in parameters that are finite before the first step, by name and number of elements.
+
+        One of another size by the same name is another one, as where a vocabulary grows.
+        """
+        self._meant.update(dict.fromkeys(parameters, (0, 0)))
 
     def prepare(self, device: torch.device) -> None:
         """Choose the kernel of a device, allocate and compile: slow, so done at set-up. Idempotent.
@@ -390,7 +398,12 @@ class Measuring:
         return sample
 
     def take(self, sample: Sample) -> Sequence[TensorRange]:
-        """Return the measurements of a sample that has arrived, and let go of it."""
+        """Return the measurements of a sample that has arrived, and let go of it.
+
+        Infinities that a trained parameter had before the first step are left out: they are meant to be there, as those of
+        a mask, of a vocabulary that is padded, of a limit to clamp by. How many a parameter had that was not
+        known to be finite then, its first measurement says.
+        """
         for slab in sample.slabs.values():
             sample.ranges += slab.take()
             device_ns, counted_ns = slab.spent_ns()
@@ -398,7 +411,14 @@ class Measuring:
             sample.counted_ns += counted_ns
         self.device_ns += sample.device_ns
         self.discard(sample)
-        return sample.ranges
+        return [self._without_meant(r) if r.topic is Topic.WEIGHT else r for r in sample.ranges]
+
+    def _without_meant(self, r: TensorRange) -> TensorRange:
+        infs = r.histogram.positive_infs, r.histogram.negative_infs
+        meant = self._meant.setdefault((r.name, r.histogram.numel), infs)
+        if not any(meant):
+            return r
+        return r._replace(histogram=r.histogram.without(0, *meant))
 
     def discard(self, sample: Sample) -> None:
         """Let go of a sample; rows that a device still writes are never read."""

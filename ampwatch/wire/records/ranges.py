@@ -94,9 +94,9 @@ class SamplingRecord(Struct):
         gradient_subnormal: Of those, subnormal in that dtype at that scale.
         gradient_nans: Of those, NaN.
         gradient_infs: Of those, infinite.
-        parameter_nonfinite: NaN and infinite elements of all parameters, by the newest check of each;
-            -1 before the first.
-        buffer_nonfinite: Likewise of buffers.
+        parameter_nonfinite: NaN and infinite elements of all parameters, by the newest check of each, without
+            the infinities that were there before the first step; -1 before the first check.
+        buffer_nonfinite: Likewise of buffers, without those that are meant to hold them.
         device_ns: Device time of the measurements so far; 0 on a CPU. Unit: ns.
     """
 

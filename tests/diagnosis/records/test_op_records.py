@@ -246,12 +246,14 @@ def test_the_totals_count_what_autocasts_dtype_loses_at_the_scale_of_the_time() 
 
 
 def test_the_newest_look_at_state_counts_what_is_not_finite() -> None:
-    """Before the first look that is not known."""
+    """Before the first look that is not known; a sentinel among the buffers is none of it."""
     replay = Replay(scaled=False)
     replay.take(measured(Topic.ACTIVATION, "a", [1.0]))
     before = replay.of(SamplingRecord)[-1]
     replay.take(
-        measured(Topic.WEIGHT, "w", [nan, 1.0]), measured(Topic.BUFFER, "b", [inf, -inf, 1.0])
+        measured(Topic.WEIGHT, "w", [nan, 1.0]),
+        measured(Topic.BUFFER, "running_mean", [inf, -inf, 1.0]),
+        measured(Topic.BUFFER, "lowest", [inf, nan, 1.0]),
     )
     after = replay.of(SamplingRecord)[-1]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -49,6 +49,10 @@ class Notes:
     def __init__(self, governor: FixedGovernor) -> None:
         self.governor = governor
         self.notes: list[Note] = []
+        self.finite: set[tuple[str, int]] = set()
+
+    def know_finite(self, parameters: Iterable[tuple[str, int]]) -> None:
+        self.finite.update(parameters)
 
     def measure(self, topic: Topic, items: Sequence[Item], how: How) -> None:
         self.notes += [

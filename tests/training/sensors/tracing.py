@@ -56,7 +56,7 @@ class Traced(Counted):
 class Naive(TorchDispatchMode):
     """Lists each output with infinities none of the inputs had, or with NaN of no NaN.
 
-    Python numbers count as inputs. ``float8``, complex numbers and integers are passed over.
+    Python numbers count as inputs. ``float8`` and integers are passed over.
     """
 
     def __init__(self) -> None:
@@ -83,6 +83,8 @@ class Naive(TorchDispatchMode):
 def _trouble(x: object) -> str:
     if isinstance(x, float):
         return "nan" if math.isnan(x) else "inf" if math.isinf(x) else ""
-    if not isinstance(x, torch.Tensor) or x.dtype not in LOOKED_AT or x.is_meta or x.is_sparse:
+    if not isinstance(x, torch.Tensor) or x.is_meta or x.is_sparse:
+        return ""
+    if x.dtype not in LOOKED_AT and not x.is_complex():
         return ""
     return "nan" if bool(x.isnan().any()) else "inf" if bool(x.isinf().any()) else ""

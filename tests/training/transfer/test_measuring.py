@@ -406,3 +406,44 @@ def test_blocks_of_updates_and_blocks_that_nobody_wants_are_not_measured() -> No
     """No matmul reads an update."""
     assert _blocks(_measuring(_Clock()), Topic.UPDATE) == ()
     assert _blocks(_measuring(_Clock(), with_blocks=False), Topic.WEIGHT) == ()
+
+
+@pytest.mark.parametrize(
+    ("start", "then", "left"),
+    [
+        ([-math.inf, -math.inf, 1.0], [-math.inf, -math.inf, 2.0], [2.0]),
+        ([-math.inf, 1.0], [1.0, 1.0], [1.0, 1.0]),  # a mask may be lifted
+        ([-math.inf, 1.0], [-math.inf, -math.inf], [-math.inf]),
+        ([-math.inf, 1.0], [-math.inf, math.inf], [math.inf]),
+        ([-math.inf, 1.0], [-math.inf, math.nan], [math.nan]),
+        ([math.nan, 1.0], [math.nan, 1.0], [math.nan, 1.0]),
+        ([1.0, 1.0], [-math.inf, 1.0], [-math.inf, 1.0]),
+    ],
+)
+@pytest.mark.parametrize("is_known", [True, False])
+def test_infinities_that_a_parameter_begins_with_are_none_of_what_is_measured(
+    start: list[float], then: list[float], left: list[float], *, is_known: bool
+) -> None:
+    """Any more than those, and each NaN, are; of outputs and gradients every infinity is."""
+    measuring = host()
+    if is_known:
+        measuring.know_finite([("m0.weight", len(start))] if math.isfinite(sum(start)) else [])
+    for values in (start, then):
+        measuring.measure(Topic.WEIGHT, named(values))
+        measuring.measure(Topic.ACTIVATION, named(values))
+        weight, output = taken(measuring)
+    assert weight.histogram == histogram_of(left)
+    assert output.histogram == histogram_of(then)
+
+
+def test_a_parameter_that_was_finite_before_the_first_step_is_broken_by_its_first_infinity() -> (
+    None
+):
+    """One of which nobody knows that begins with those it has when it is measured first."""
+    measuring = host()
+    measuring.know_finite([("m0.weight", 2)])
+    measuring.measure(Topic.WEIGHT, named([math.inf, 1.0], [math.inf, 1.0]))
+    assert [r.histogram.infs for r in taken(measuring)] == [1, 0]
+
+    measuring.measure(Topic.WEIGHT, named([math.inf, 1.0, 1.0]))  # another one of that name
+    assert [r.histogram.infs for r in taken(measuring)] == [0]

@@ -227,7 +227,9 @@ class _Question:
                 # Copied in any case: some ops write more than their schema says.
                 wide = torch.float64 if widens and value.dtype in FLOATS else value.dtype
                 copied = value.detach().to(wide, copy=True)
-                return change(copied) if value.dtype in FLOATS else copied
+                if value.dtype in FLOATS:
+                    return change(copied)
+                return _count(change, copied) if widens and self._is_elementwise else copied
             if isinstance(value, torch.dtype):
                 return torch.float64 if widens and value in FLOATS else value
             if isinstance(value, float) or (self._is_elementwise and type(value) is int):
@@ -255,6 +257,14 @@ def _at_most_one(operand: Tensor) -> Tensor:
 def _beside(operand: Tensor) -> Tensor:
     zero = torch.full_like(operand, BESIDE_ZERO)
     return torch.where(operand == 0.0, zero, operand * (1.0 - BESIDE))
+
+
+def _count(change: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
+    """Change the zeros of integers, as of a count that is divided by: a zero is one, whatever it is written in."""
+    if values.dtype is torch.bool or bool(values.all()):
+        return values
+    floats = values.double()
+    return torch.where(floats == 0.0, change(floats), floats)
 
 
 def _number(change: Callable[[Tensor], Tensor], value: float) -> float:

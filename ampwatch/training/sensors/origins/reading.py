@@ -138,7 +138,7 @@ class AtOnce:
                 if not tensor.is_meta:
                     raise OnDeviceError
             # A finite sum proves finite elements; any other sum may be an overflow of its own.
-            elif tensor.dtype in FLOATS and not self._is_finite(tensor):
+            elif (real := in_real(tensor)).dtype in FLOATS and not self._is_finite(real):
                 found.append(index)
         return found
 
@@ -148,7 +148,7 @@ class AtOnce:
             return False
         check = self._checks.get(tensor.dtype)
         if check is None:
-            return tensor.dtype not in FLOATS
+            return not (tensor.dtype in FLOATS or tensor.is_complex())
         numel = tensor.numel()
         return (
             numel <= MAX_NATIVE
@@ -166,6 +166,7 @@ class AtOnce:
 
     def operand(self, tensor: Tensor) -> ReadOperand:
         """Return a tensor that is read when its values are asked for."""
+        tensor = in_real(tensor)
         key = self.key(tensor)
         values = partial(values_of, tensor)
         return ReadOperand(key, tensor.dtype, tensor.numel(), values, _is_part(tensor, key))
@@ -247,7 +248,7 @@ class Later:
 
     def doubtful(self, outputs: Sequence[Tensor]) -> list[int]:
         """Return the places of those that may hold values that are not finite."""
-        return [i for i, tensor in enumerate(outputs) if tensor.dtype.is_floating_point]
+        return [i for i, tensor in enumerate(outputs) if in_real(tensor).is_floating_point()]
 
     def operand(self, tensor: Tensor, *, is_gone: bool = False, least: bool = False) -> ReadOperand:
         """Have a tensor measured as it is now, unless its values are gone; if asked for, also the least magnitude.
@@ -255,6 +256,7 @@ class Later:
         Raises:
             NoRoomError: If that cannot be done.
         """
+        tensor = in_real(tensor)
         key = self.hold(tensor)
         row = None if is_gone else self._row(tensor, key, least=least)
         numel = tensor.numel()
@@ -397,6 +399,14 @@ def _not_asked(_index: int) -> Answer:
 
 
 @torch.no_grad()
+def in_real(tensor: Tensor) -> Tensor:
+    """Return a complex tensor as the real and imaginary parts that it consists of, in the same memory; any other as it is."""
+    if not tensor.is_complex() or not is_dense(tensor):
+        return tensor
+    tensor = tensor.detach()
+    return torch.view_as_real(tensor.conj() if tensor.is_conj() else tensor)
+
+
 def values_of(tensor: Tensor) -> Values:
     """Describe the values of a tensor. Cost: some passes over it."""
     dtype = name_of(tensor.dtype)

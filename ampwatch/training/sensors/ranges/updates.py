@@ -200,6 +200,8 @@ class UpdateSensor(Sensor):
             with torch.no_grad():
                 ratio = (new.values - old.values).abs_()
                 ratio.div_(old.values.abs().clamp_min_(TINY))
+                # An infinity that stays where it is, as in a mask: inf - inf is NaN.
+                ratio.masked_fill_(new.values == old.values, 0.0)
             parts = torch.split(ratio, old.sizes)
             named = zip(old.names, parts, strict=True)
             items += [Item(name, module_of(name), part) for name, part in named]

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ampwatch.diagnosis.evidence.scaler import BadOption, BrokenWeights, SoundBuffers
+from ampwatch.training.devices import is_capturing
+from ampwatch.training.hooks import events as on
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.kernels.admission import is_plain
 from ampwatch.training.kernels.dtypes import FLOATS, name_of
 from ampwatch.training.model.names import module_of
 from ampwatch.training.model.tensors import parts_of
+from ampwatch.training.transfer.deferred import WIDTH
 from ampwatch.training.transfer.measuring import How, Item
 from ampwatch.wire.records import Topic
 
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ampwatch.training.hooks.events import IterationClosing
     from ampwatch.training.iteration.context import Context
 
 MAX_ELEMENTS = 65536
@@ -36,19 +38,22 @@ STATE = How(most=MAX_ELEMENTS)
 class _Part(NamedTuple):
     name: str
     dtype: str
+    numel: int
 
 
 class WeightSensor(Sensor):
     """Measures trained parameters and floating-point buffers in iterations that sample state.
 
     Measures also at the end of an iteration in which something was not finite: a forward whose step
-    is then skipped poisons the running statistics of a BatchNorm. And reports parameters that are
-    NaN from before the first step on: no op of this training has made them.
+    is then skipped poisons the running statistics of a BatchNorm. And looks at them before the first step:
+    what is infinite by then no op of this training has made, and it is meant to be, as in a mask. A
+    parameter that is NaN is not.
     """
 
     name = "weights"
 
     def __init__(self, context: Context) -> None:
+        self._bus = context.bus
         self._names = context.names
         self._governor = context.governor
         self._measuring = context.measuring
@@ -57,11 +62,12 @@ class WeightSensor(Sensor):
         self._iteration = context.iteration
         self._registry = context.registry
         self._suspects: list[tuple[list[_Part], Tensor]] = []
+        self._has_begun = False
 
     @property
     def batched(self) -> frozenset[str]:
-        """The end of an iteration in which nothing is measured, unless parameters are to be looked at again."""
-        return frozenset() if self._suspects else frozenset({"iteration_closing"})
+        """The end of an iteration in which nothing is measured, after the first."""
+        return frozenset({"iteration_closing"}) if self._has_begun else frozenset()
 
     def installed(self) -> None:
         """Tell which buffers are sound: what is not finite by then is meant to be so. Note parameters that are NaN.
@@ -69,6 +75,7 @@ class WeightSensor(Sensor):
         Cost: a pass over buffers and parameters, without a copy; one wait for each device with buffers, before the first
         step.
         """
+        self._has_begun = False
         sound, broken = set[str](), set[str]()
         for parts, largest in _largest_by_device(self._buffers()).values():
             numbers = zip(parts, largest.tolist(), strict=True)
@@ -76,7 +83,6 @@ class WeightSensor(Sensor):
                 (sound if math.isfinite(one) else broken).add(part.name)
         self._observe(SoundBuffers(frozenset(sound), frozenset(broken)))
         for parts, largest in _largest_by_device(self._trained()).values():
-            # Infinities may be meant to be there, in a mask.
             are_nan = largest.isnan()
             self._deferred.read(are_nan.any(), partial(self._suspect, parts, are_nan))
 
@@ -84,26 +90,45 @@ class WeightSensor(Sensor):
         if read[0]:
             self._suspects.append((parts, are_nan))
 
-    def _read_again(self) -> None:
-        """Report parameters that were NaN at set-up, unless they were written since, from a checkpoint perhaps."""
+    def _begin(self) -> None:
+        """Tell which parameters are finite before the first step, and report those that are NaN since set-up.
+
+        A checkpoint may have been loaded in between. Cost: another pass over the parameters; nothing waits.
+        """
+        if is_capturing():
+            return
+        self._has_begun = True
+        self._bus.ignore(self, on.OptimizerStepping)
         now = _largest_by_device(self._trained())
+        for parts, largest in now.values():
+            for begin in range(0, len(parts), WIDTH):
+                known = partial(self._know, parts[begin : begin + WIDTH])
+                self._deferred.read(largest[begin : begin + WIDTH], known)
         for parts, were_nan in self._suspects:
-            known, largest = now.get(were_nan.device, ([], were_nan))
-            if known == parts:
+            same, largest = now.get(were_nan.device, ([], were_nan))
+            if same == parts:
                 are_nan = were_nan & largest.isnan()
                 judge = partial(self._judge, self._iteration.step, parts)
                 self._deferred.read(torch.stack([are_nan.sum(), are_nan.long().argmax()]), judge)
         self._suspects.clear()
+
+    def _know(self, parts: list[_Part], largest: list[float]) -> None:
+        both = zip(parts, largest, strict=True)
+        self._measuring.know_finite((p.name, p.numel) for p, one in both if math.isfinite(one))
 
     def _judge(self, step: int, parts: list[_Part], read: list[float]) -> None:
         if read[0]:
             first = parts[int(read[1])]
             self._observe(BrokenWeights(step, first.name, first.dtype, int(read[0])))
 
-    def iteration_closing(self, event: IterationClosing) -> None:
+    def optimizer_stepping(self, _event: on.OptimizerStepping) -> None:
+        """Look at the parameters before the first step changes any."""
+        self._begin()
+
+    def iteration_closing(self, event: on.IterationClosing) -> None:
         """Measure state where it is planned, and at once where something is not finite."""
-        if self._suspects:
-            self._read_again()
+        if not self._has_begun:
+            self._begin()  # the first step was skipped
         governor = self._governor
         if event.has_nonfinite and governor.observes_skips and governor.takes_first_check():
             self._measure(0, 1)
@@ -142,7 +167,7 @@ def _largest_by_device(
     for name, tensor in named:
         for part, values in parts_of(name, tensor, tensor):
             if is_plain(values) and values.dtype in FLOATS:
-                parts[values.device].append(_Part(part, name_of(values.dtype)))
+                parts[values.device].append(_Part(part, name_of(values.dtype), values.numel()))
                 largest[values.device].append(_largest(values))
     return {device: (parts[device], torch.stack(found)) for device, found in largest.items()}
 

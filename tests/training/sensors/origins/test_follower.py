@@ -176,9 +176,16 @@ def _averaged(model: nn.Module) -> None:
     norm.running_var + 1.0
 
 
+def _complex(model: nn.Module) -> None:
+    ones = torch.ones(2, dtype=torch.complex64)
+    (ones / torch.zeros(2, dtype=torch.complex64)).conj().abs().add(1.0)
+    (ones * 1e30).mul(ones * 1e30).real.add(1.0)
+    torch.fft.irfft(torch.full((3,), math.nan, dtype=torch.complex64)).angle()
+
+
 PROGRAMS = [
     *(_overflow, _absorbed, _of_zero, _constant, _parts, _parameter, _in_a_list, _averaged),
-    *(_backward, _through_fp8),
+    *(_backward, _through_fp8, _complex),
 ]
 PLACES = [inside("block"), inside("block", Phase.BACKWARD), STEPPED]
 
@@ -232,6 +239,42 @@ def test_an_elementwise_op_is_asked_alike_on_both_sides() -> None:
     assert faults == [
         *(Fault.OVERFLOW, Fault.POINT, Fault.INVALID, Fault.POINT, Fault.POINT, Fault.OVERFLOW)
     ]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize(
+    ("work", "op", "kind"),
+    [
+        (lambda z, zero: (z / zero).abs(), "div", OriginKind.OP),
+        (lambda z, zero: (z / zero).conj().angle(), "div", OriginKind.OP),
+        (lambda z, zero: torch.fft.ifft(z / zero).real.sum(), "div", OriginKind.OP),
+        (lambda z, zero: (z * 1e30).mul(z * 1e30).abs(), "mul", OriginKind.OP),
+        (lambda z, _: z.mul(complex(math.nan, 1.0)).abs(), "mul", OriginKind.CONSTANT),
+        (
+            lambda z, _: torch.polar(z.abs().log1p() * math.inf, z.angle()).abs(),
+            "mul",
+            OriginKind.CONSTANT,
+        ),
+        # What the largest parts of finite numbers have no magnitude for, ``abs`` itself overflows.
+        (lambda z, _: (z * 3e38).abs(), "abs", OriginKind.OP),
+    ],
+)
+def test_complex_numbers_are_read_as_the_parts_they_consist_of(
+    work: Callable[..., Any], op: str, kind: Any, *, is_late: bool
+) -> None:
+    """So that whoever reads a NaN of theirs is not taken for the one that has made it."""
+    z = torch.full((2,), 1.0 + 1.0j)
+    model, zero = nn.Linear(2, 2), torch.zeros(2, dtype=torch.complex64)
+    if is_late:
+        following = Following(model)
+        following.follow(lambda: work(z, zero))
+        trace = following.arrive()
+    else:
+        trace = _at_once(lambda: work(z, zero), model, inside("block"))
+
+    assert trace.origins[0].op == op
+    assert trace.origins[0].kind is kind
+    assert all(origin.out.dtype != "complex64" for origin in trace.origins)
 
 
 def _after_another(work: Callable[[nn.Module], None], model: nn.Module) -> None:

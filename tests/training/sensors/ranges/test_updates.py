@@ -74,6 +74,17 @@ def test_a_weight_of_zero_has_a_ratio_too() -> None:
     assert moved.min() > 1.0
 
 
+def test_an_infinity_that_stays_has_not_changed_and_one_that_is_made_is_no_number() -> None:
+    """Of a mask, and of a weight that a step has broken."""
+    inf = float("inf")
+    watched = Bench(torch.tensor([-inf, inf, 3e38, 1.0]))
+    watched.step(-3e38)
+
+    (moved,) = watched.ratios()
+    assert moved[:2].tolist() == [0.0, 0.0]
+    assert moved.isfinite().tolist() == [True, True, False, True]
+
+
 @pytest.mark.parametrize("rate", [0, 0.0])
 def test_parameters_with_a_learning_rate_of_zero_are_left_out(rate: float) -> None:
     """Those parameters are not meant to move."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ampwatch.diagnosis.evidence.scaler import BadOption, BrokenWeights
-from ampwatch.training.hooks.events import IterationClosing
+from ampwatch.training.hooks.events import IterationClosing, OptimizerStepping
 from ampwatch.training.sensors.ranges.weights import WeightSensor
 from ampwatch.wire.records import Topic
 from tests.training.sensors.notes import Parts
@@ -129,3 +129,29 @@ def test_weights_that_are_written_after_set_up_are_left_alone() -> None:
     parts.bus.emit(IterationClosing(has_nonfinite=False))
 
     assert [o for o in parts.seen if isinstance(o, BrokenWeights)] == []
+
+
+@pytest.mark.parametrize("is_skipped", [False, True])
+def test_what_is_finite_before_the_first_step_is_known_then_and_after_a_checkpoint_was_loaded(
+    *, is_skipped: bool
+) -> None:
+    """What the step makes of it comes too late, and a first step that is skipped changes nothing."""
+    model = nn.Sequential(nn.Linear(2, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parts = Parts([model])
+    parts.install(WeightSensor(parts.context))
+    with torch.no_grad():
+        model[0].bias[2] = -math.inf
+    if not is_skipped:
+        parts.bus.emit(OptimizerStepping(optimizer))
+        with torch.no_grad():
+            model[0].weight.fill_(math.inf)
+            model[0].bias.fill_(0.0)
+    parts.bus.emit(IterationClosing(has_nonfinite=False))
+    assert parts.notes.finite == {("0.weight", 6)}
+
+    with torch.no_grad():
+        model[0].bias.fill_(0.0)
+    parts.bus.emit(OptimizerStepping(optimizer))
+    parts.bus.emit(IterationClosing(has_nonfinite=False))
+    assert parts.notes.finite == {("0.weight", 6)}

@@ -24,7 +24,7 @@ static PyObject *nothing; /* 0 */
 
 static void forget(Notes *self, Py_ssize_t num)
 {
-    Moment *dropped = PyMem_Malloc((num ? num : 1) * sizeof *dropped);
+    Moment *dropped = num ? PyMem_Malloc(num * sizeof *dropped) : NULL;
     if (!dropped) return; /* they are dropped with the next ones */
     memcpy(dropped, self->moments, num * sizeof *dropped);
     memmove(self->moments, self->moments + num, (self->num - num) * sizeof *dropped);

@@ -260,15 +260,18 @@ static int is_finite_verdict(Steps *self, PyObject *states)
     Py_ssize_t place = 0;
     double value = 1.0;
     if (PyDict_Size(found) != 1 || !PyDict_Next(found, &place, &device, &verdict)) return 0;
+    Py_INCREF(verdict); /* where a mode of the user's hears of the reads below, it may end the iteration */
     if (verdict == self->verdict) {
         void *address = address_of(verdict);
-        return address ? read_value(address, self->verdict_code) == 0.0 : PyErr_Occurred() ? -1 : 0;
+        int is = address ? read_value(address, self->verdict_code) == 0.0 : PyErr_Occurred() ? -1 : 0;
+        Py_DECREF(verdict);
+        return is;
     }
-    Py_INCREF(verdict);
     int is = read_plain(verdict, &value, &self->verdict_code);
     PyObject *before = self->verdict;
     self->verdict = is > 0 ? verdict : NULL;
-    Py_XDECREF(is > 0 ? before : verdict);
+    Py_XDECREF(before);
+    if (is <= 0) Py_DECREF(verdict);
     return is > 0 ? value == 0.0 : is;
 }
 

@@ -21,6 +21,7 @@ from ampwatch.training.hooks.bus import TORCH_EVENTS, handler_name
 from ampwatch.training.hooks.places import PLACES
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.ops.events import OP_EVENTS
+from ampwatch.training.private import SEES_COMPILED
 from tests.training.bench import Bench, Heard
 from tools.site.patched import sensors_of
 
@@ -144,6 +145,8 @@ def test_a_place_is_there_only_while_a_sensor_wants_one_of_its_events(
     bench: Callable[..., Bench], place: Any
 ) -> None:
     """One event is enough to have it, and it is the only one then."""
+    if on.CompiledEntering in place.events and not SEES_COMPILED:
+        pytest.skip("before PyTorch 2.10 it is one more listener to what is tapped for everybody")
     before = in_torch()
     idle = bench(None)  # captures go by all sensors unheard: what is there for that, none wants
     for_nobody = in_torch()

@@ -495,6 +495,48 @@ def test_a_monitor_may_be_closed_while_a_step_is_taken_down() -> None:
     assert not _steps_of(program.watch).is_on
 
 
+def test_a_verdict_that_was_replaced_is_not_held() -> None:
+    """Between the step and the update, by one that is no ordinary tensor."""
+    program = _on()
+    program.backward()
+    program.scaler.step(program.optimizer)
+    (state,) = program.scaler._per_optimizer_states.values()
+    ((device, verdict),) = state["found_inf_per_device"].items()
+    gone = weakref.ref(verdict)
+    state["found_inf_per_device"][device] = nn.Parameter(verdict.clone(), requires_grad=False)
+    del verdict
+    program.scaler.update()
+    gc.collect()
+
+    assert gone() is None
+    program.watch.close()
+
+
+def test_a_verdict_is_read_while_it_is_there() -> None:
+    """A mode that is in use has another update come first, which drops it."""
+    program = _on()
+    program.backward()
+    program.scaler.step(program.optimizer)
+    (state,) = program.scaler._per_optimizer_states.values()
+    found = state["found_inf_per_device"]
+    (verdict,) = found.values()
+    gone = weakref.ref(verdict)
+
+    def update() -> None:
+        program.scaler.update()
+        found.clear()
+        vars(mode)["_of"] = None
+
+    mode = Mode(verdict, update)
+    del state, verdict
+    with mode, pytest.raises(AssertionError, match="No inf checks"):
+        program.scaler.update()
+    gc.collect()
+
+    assert gone() is None
+    program.watch.close()
+
+
 def test_what_is_being_taken_down_when_the_ledger_takes_over_is_told_to_it() -> None:
     """An optimizer of somebody else steps while ours is looked at."""
     program, other = _on(), nn.Linear(2, 2)

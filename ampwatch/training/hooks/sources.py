@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from ampwatch.guard import unbroken
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import FrameType
 
 MAX_FILES = 4096
@@ -70,6 +71,14 @@ def user_source() -> str:
     return ""
 
 
+def frames() -> Iterator[FrameType]:
+    """Yield the frames of the calling thread from the one that asks outwards. Cost: 0.1 us each."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented, and the only way
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 def is_in_users_hook() -> bool:
     """Whether backward has called a function of the user's that is running in the calling thread.
 
@@ -78,11 +87,11 @@ def is_in_users_hook() -> bool:
 
     Cost: 0.1 us a frame.
     """
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented, and the only way
-    while frame is not None and frame.f_code.co_name != "_engine_run_backward":
+    for frame in frames():
         if is_of_user(frame):
             return True
-        frame = frame.f_back
+        if frame.f_code.co_name == "_engine_run_backward":
+            break
     return False
 
 
@@ -157,9 +166,4 @@ def is_in_file(name: str) -> bool:
 
     Cost: 0.1 us a frame.
     """
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented, and the only way
-    while frame is not None:
-        if frame.f_code.co_filename == name:
-            return True
-        frame = frame.f_back
-    return False
+    return any(frame.f_code.co_filename == name for frame in frames())

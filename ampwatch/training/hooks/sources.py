@@ -72,7 +72,10 @@ def user_source() -> str:
 
 
 def frames() -> Iterator[FrameType]:
-    """Yield the frames of the calling thread from the one that asks outwards. Cost: 0.1 us each."""
+    """Yield the frames of the calling thread from the one that asks outwards.
+
+    Cost: 0.1 us each, a third more than a loop of one's own, as at ops.
+    """
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented, and the only way
     while frame is not None:
         yield frame
@@ -87,11 +90,11 @@ def is_in_users_hook() -> bool:
 
     Cost: 0.1 us a frame.
     """
-    for frame in frames():
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented, and the only way
+    while frame is not None and frame.f_code.co_name != "_engine_run_backward":
         if is_of_user(frame):
             return True
-        if frame.f_code.co_name == "_engine_run_backward":
-            break
+        frame = frame.f_back
     return False
 
 
@@ -166,4 +169,9 @@ def is_in_file(name: str) -> bool:
 
     Cost: 0.1 us a frame.
     """
-    return any(frame.f_code.co_filename == name for frame in frames())
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented, and the only way
+    while frame is not None:
+        if frame.f_code.co_filename == name:
+            return True
+        frame = frame.f_back
+    return False

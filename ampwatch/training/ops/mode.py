@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,6 @@ from ampwatch.training.devices import autocast_key
 from ampwatch.training.hooks.compiling import is_in_compiled, never_compiled, set_compiler
 from ampwatch.training.hooks.fork import process
 from ampwatch.training.hooks.place import before_any_forward
-from ampwatch.training.hooks.sources import frames
 from ampwatch.training.kernels.admission import has_parts, is_bare, is_fake_class
 from ampwatch.training.ops.call import tensors_among
 from ampwatch.training.ops.info import lets_autocast_through
@@ -372,10 +372,15 @@ USERS_MODES = Modes(num_dispatch_modes, _others, _take_off, _put_on)
 
 def _is_in_other_mode() -> bool:
     """Whether an op comes from a mode of the user, in which autocast is excluded anyway."""
-    return any(
-        code.co_name == "__torch_dispatch__" and code is not OpMode.__torch_dispatch__.__code__
-        for code in (frame.f_code for frame in frames())
-    )
+    # By f_back: in a thread of autograd nothing of Python is below the mode's own frames, and a
+    # depth that is not there raises.
+    frame = sys._getframe(1).f_back  # noqa: SLF001 - documented, and the only way
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "__torch_dispatch__" and code is not OpMode.__torch_dispatch__.__code__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_in_transform() -> bool:
@@ -385,7 +390,12 @@ def _is_in_transform() -> bool:
     """
     # By frames: below a transform, where ops of the tensors themselves arrive, its level is off the stack
     # of levels, and nothing else tells.
-    return any(frame.f_globals.get("__name__", "").startswith(TRANSFORMS) for frame in frames())
+    frame = sys._getframe(1).f_back  # noqa: SLF001 - documented, and the only way
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith(TRANSFORMS):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_backward() -> bool:

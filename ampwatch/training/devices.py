@@ -44,7 +44,7 @@ _NEEDED = ("Event", "current_stream", "stream")
 
 
 class Event(Protocol):
-    """The two calls of ``torch.cuda.Event`` that are used; neither waits."""
+    """The calls of ``torch.cuda.Event`` that are used; none waits."""
 
     def record(self, stream: Any) -> None:
         """Mark the current position of ``stream``."""
@@ -52,15 +52,8 @@ class Event(Protocol):
     def query(self) -> bool:
         """Whether everything before the mark has run."""
 
-
-class Timer(Protocol):
-    """The two calls of a timing ``torch.cuda.Event`` that are used; neither waits here."""
-
-    def record(self, stream: Any) -> None:
-        """Mark the current position of ``stream``."""
-
     def elapsed_time(self, end: Any) -> float:
-        """Return the time to ``end``, another timer; both must have passed. Unit: ms."""
+        """Return the time to ``end``, another event that takes the time; both must have passed. Unit: ms."""
 
 
 class PinningError(RuntimeError):
@@ -331,9 +324,9 @@ class Link:
         event: Event = torch.get_device_module(device).Event()
         return event
 
-    def make_timer(self, device: torch.device) -> Timer:
+    def make_timer(self, device: torch.device) -> Event:
         """Return an event that also takes the time."""
-        timer: Timer = torch.get_device_module(device).Event(enable_timing=True)
+        timer: Event = torch.get_device_module(device).Event(enable_timing=True)
         return timer
 
     def stream(self, device: torch.device) -> Any:

@@ -36,12 +36,11 @@ from ampwatch.training.sensors.rounding.lossy_casts import LossyCasts
 from ampwatch.training.sensors.rounding.scattered_sums import ScatteredSums
 from ampwatch.training.sensors.rounding.sums import Sums
 from ampwatch.training.sensors.rounding.weight_additions import WeightAdditions
-from ampwatch.training.sensors.scaler.missed_steps import MissedSteps, RootLosses
+from ampwatch.training.sensors.scaler.missed_steps import MissedSteps, RootLosses, UnscaledHalf
 from ampwatch.training.sensors.scaler.no_iteration import NoIteration
 from ampwatch.training.sensors.scaler.replicas import ReplicaSensor
 from ampwatch.training.sensors.scaler.schedulers import SchedulerSensor
 from ampwatch.training.sensors.scaler.succession import ScalerSuccession
-from ampwatch.training.sensors.scaler.unscaled_half import UnscaledHalf
 from ampwatch.training.sensors.state.checksums import ChecksumSensor
 from ampwatch.training.sensors.time.phases import PhaseSensor
 from ampwatch.training.sensors.window.sensor import WindowSensor

@@ -42,7 +42,6 @@ class FindingLog:
         identity: Who writes.
         url: Address of the daemon; empty without one.
         others: The other ranks of this machine; ``None`` if each rank writes for itself.
-        clock: Monotonic time. Unit: s.
         wait: Waits a number of seconds, on the thread of the log.
     """
 
@@ -52,13 +51,11 @@ class FindingLog:
         url: str = "",
         others: OtherRanks | None = None,
         *,
-        clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], object] = time.sleep,
     ) -> None:
         self._identity = identity
         self.point_to(url)
         self._others = others
-        self._clock = clock
         self._guard = Guard("log", is_thread_safe=True)
         self._wait = wait
         self._lines: SimpleQueue[tuple[News, float] | None] = SimpleQueue()
@@ -88,7 +85,7 @@ class FindingLog:
         if self._others is None or self._pid != os.getpid():
             self._write(news, [])
             return
-        self._lines.put((news, self._clock() + PATIENCE_SECONDS))
+        self._lines.put((news, time.monotonic() + PATIENCE_SECONDS))
         if self._thread is None:
             # A daemon: a log handler that hangs must not keep the program from ending.
             args = (self._others,)
@@ -103,7 +100,7 @@ class FindingLog:
     def _agree(self, others: OtherRanks, news: News, due_s: float) -> None:
         """Write a line when it is due, unless a lower rank has found the same by then."""
         others.read()  # so that one that ends in between has been seen alive
-        self._wait(max(0.0, due_s - self._clock()))
+        self._wait(max(0.0, due_s - time.monotonic()))
         holders = others.holders(news)
         if not holders or self._identity.rank < holders[0]:
             self._write(news, holders)

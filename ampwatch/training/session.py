@@ -27,7 +27,7 @@ from ampwatch.training.iteration.governor import Governor
 from ampwatch.training.iteration.ledger import ROW_WIDTH, Clock, IterationLedger
 from ampwatch.training.iteration.programs import Programs
 from ampwatch.training.iteration.samples import RangeSamples
-from ampwatch.training.kernels.choice import KernelSelector
+from ampwatch.training.kernels.choice import kernel_for
 from ampwatch.training.memory import MemoryBudget, limit_of
 from ampwatch.training.model.facts import layer_shapes
 from ampwatch.training.model.home import Home
@@ -175,7 +175,7 @@ class Session:
         tensors = (tensor for _, tensor in (*names.parameters(), *names.buffers()))
         memory = MemoryBudget(limit_of(tensors, settings.memory_bytes))
         measuring = Measuring(
-            KernelSelector().of,
+            kernel_for,
             _device_rows(names),
             memory=memory,
             with_blocks=settings.lab == "on",

@@ -18,7 +18,7 @@ from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.iteration.context import Context
 from ampwatch.training.iteration.governor import Governor
 from ampwatch.training.iteration.ledger import Clock
-from ampwatch.training.kernels.choice import KernelSelector
+from ampwatch.training.kernels.choice import kernel_for
 from ampwatch.training.memory import MIN_LIMIT, MemoryBudget
 from ampwatch.training.model.home import Home
 from ampwatch.training.model.names import Names
@@ -115,7 +115,7 @@ class Bench:
             "bus": self.bus,
             "governor": Governor(checked, self.account),
             "memory": MemoryBudget(checked.memory_bytes or MIN_LIMIT),
-            "measuring": Measuring(KernelSelector().of, 64),
+            "measuring": Measuring(kernel_for, 64),
             "deferred": Deferred(),
             "regions": Regions(),
             "clock": Clock(),

@@ -53,7 +53,7 @@ class ZeroedSensor(Sensor):
         if self._iteration.step == 5:
             raise RuntimeError("planted")
 '''
-IMPORT = "from ampwatch.training.sensors.scaler.missed_steps import MissedSteps, RootLosses\n"
+IMPORT = "from ampwatch.training.sensors.scaler.missed_steps import MissedSteps, RootLosses, UnscaledHalf\n"
 LINE = "    Row(AutocastSensor, _always),\n"
 TRAINING = """
 import json

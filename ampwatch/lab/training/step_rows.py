@@ -20,10 +20,10 @@ from ampwatch.training.kernels.dtypes import name_of
 from ampwatch.training.kernels.rows import ROW_BYTES, ROW_WORDS, decode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ampwatch.lab.training.sketch import Sketcher
-    from ampwatch.training.kernels.choice import KernelSelector
+    from ampwatch.training.kernels.base import Kernel
 
 MAX_ROWS = 20_000
 """Rows of one step. What comes after them is not recorded, with a sentence."""
@@ -62,7 +62,7 @@ class StepRows:
         missing: In sentences, what could not be recorded.
     """
 
-    kernels: KernelSelector
+    kernel_for: Callable[[torch.device], Kernel]
     sketcher: Sketcher
     missing: dict[str, None] = field(default_factory=dict)
     _rows: list[_Measured] = field(default_factory=list)
@@ -182,7 +182,7 @@ class StepRows:
         if why_not or len(pieces) != 1:
             return None
         try:
-            kernel = self.kernels.of(part.device)
+            kernel = self.kernel_for(part.device)
         except StateError:
             self.missing["exponents of tensors on this device: Triton is missing"] = None
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.hooks import events as on
 from ampwatch.training.hooks.place import before_node
 from ampwatch.training.kernels.admission import whole_part
-from ampwatch.training.kernels.choice import KernelSelector
+from ampwatch.training.kernels.choice import kernel_for
 from ampwatch.training.model.facts import run_facts
 from ampwatch.training.model.names import module_of
 from ampwatch.training.model.scaler import READY, stage_of
@@ -67,7 +68,7 @@ class TapeSensor(OpSensor):
         self._settings = context.settings
         context.governor.record(self._is_recorded)
         self.guard: Guard = context.bus.guard(self.name, is_thread_safe=True, sweep=self.failed)
-        self._kernels = KernelSelector()
+        self._kernel_for = cache(kernel_for)
         self._sketcher = Sketcher()
         self._writer: TapeWriter | None = None
         self._rows: StepRows | None = None
@@ -113,7 +114,7 @@ class TapeSensor(OpSensor):
         if self._writer is None or not self._is_recorded(step):
             return
         self._step = step
-        self._rows = StepRows(self._kernels, self._sketcher)
+        self._rows = StepRows(self._kernel_for, self._sketcher)
         self._stepped.clear()
         self._has_weights = False
         bus = self._context.bus

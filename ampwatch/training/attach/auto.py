@@ -289,7 +289,6 @@ class Attacher:
     ) -> None:
         """Watch the training of ``optimizers``, of which iteration ``step`` is open."""
         # Late: a program that imports torch and trains nothing should not pay for all of ampwatch.
-        from ampwatch.training.attach.auto import models_of  # noqa: PLC0415
         from ampwatch.training.monitor import Monitor, watch_unasked  # noqa: PLC0415
         from ampwatch.training.scalers.rows import living  # noqa: PLC0415
 

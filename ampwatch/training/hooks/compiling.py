@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 
 from ampwatch.training.devices import captures, is_ignored
+from ampwatch.training.hooks.sources import frames
 from ampwatch.training.native import core
 from ampwatch.training.private import (
     CACHED_BACKENDS,
@@ -192,16 +193,12 @@ def is_in_compiled() -> bool:
 
     Cost: 0.1 us a frame.
     """
-    frames = eval_frame()
-    frame = sys._getframe(1) if frames is not None else None  # noqa: SLF001 - documented, and the only way
-    while frame is not None:
-        code = frame.f_code
-        if code.co_filename == frames.__file__ and (
-            code.co_name == "compile_wrapper" or "saved_include_set" in code.co_varnames
-        ):
-            return True
-        frame = frame.f_back
-    return False
+    compiler = eval_frame()
+    return compiler is not None and any(
+        code.co_filename == compiler.__file__
+        and (code.co_name == "compile_wrapper" or "saved_include_set" in code.co_varnames)
+        for code in (frame.f_code for frame in frames())
+    )
 
 
 def is_traced() -> bool:

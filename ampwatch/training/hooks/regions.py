@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from itertools import islice
 from threading import get_ident
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,12 +10,12 @@ import torch
 
 from ampwatch.training.devices import autocast_types
 from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.hooks.sources import frames
 from ampwatch.training.kernels.dtypes import NAMES, OTHER, name_of
 from ampwatch.training.private import is_enabled_region
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
+    from collections.abc import Sequence
 
     from ampwatch.training.hooks.events import AutocastEntering, AutocastLeft
 
@@ -114,33 +114,22 @@ class Regions(Sensor):
     def elsewhere(self, device_type: str) -> AutocastRegion | None:
         """Return an enabled region for a type of device that another thread is in."""
         me = get_ident()
-        return next(
-            (
-                region
-                # A copy: other threads enter and leave meanwhile.
-                for thread, regions in list(self._of_thread.items())
-                if thread != me
-                for region in _enabled(regions, device_type)
-            ),
-            None,
-        )
+        for thread, regions in list(self._of_thread.items()):  # others enter and leave meanwhile
+            region = region_for(device_type, regions)
+            if thread != me and region is not None and region.enabled:
+                return region
+        return None
 
 
-def _enabled(regions: list[AutocastRegion], device_type: str) -> Iterator[AutocastRegion]:
-    """Yield the innermost region for a type of device, if it is enabled."""
-    innermost = next((r for r in reversed(regions) if r.device_type == device_type), None)
-    if innermost is not None and innermost.enabled:
-        yield innermost
+def region_for(device_type: str, regions: Sequence[AutocastRegion]) -> AutocastRegion | None:
+    """Return the innermost region for a type of device."""
+    return next((r for r in reversed(regions) if r.device_type == device_type), None)
 
 
 def _is_custom_function() -> bool:
     """Whether a region is being entered by PyTorch's ``custom_fwd``."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented, and the only way
-    for _ in range(CALLERS):
-        if frame is None:
-            return False
-        # The wrapper of torch/amp/autocast_mode.py is called so; it leaves no other trace.
-        if frame.f_code.co_name == "decorate_fwd" and frame.f_globals.get("autocast"):
-            return True
-        frame = frame.f_back
-    return False
+    # The wrapper of torch/amp/autocast_mode.py is called so; it leaves no other trace.
+    return any(
+        frame.f_code.co_name == "decorate_fwd" and frame.f_globals.get("autocast")
+        for frame in islice(frames(), CALLERS)
+    )

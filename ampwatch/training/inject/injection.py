@@ -98,7 +98,7 @@ def inject(
         if session.is_at_start:
             raise
         logger.error("no fault is planted: %s", error)  # noqa: TRY400 - a slip of the caller's
-        return Injection.nothing(session, str(kind))
+        return Injection(session, None, str(kind), range(0))
     session.add(injection)
     watch._outlet.marks.append(injection.mark)  # noqa: SLF001 - one room with two doors
     return injection
@@ -150,7 +150,7 @@ class Injection:
 
     name = "injection"
 
-    def __init__(self, session: Session, fault: Fault, what: str, iterations: range) -> None:
+    def __init__(self, session: Session, fault: Fault | None, what: str, iterations: range) -> None:
         self.what = what
         self.planted = 0
         self._session = session
@@ -158,14 +158,7 @@ class Injection:
         self._iterations = iterations
         self._first = -1
         self._last = -1
-        self._is_over = False
-
-    @classmethod
-    def nothing(cls, session: Session, what: str) -> Self:
-        """Return the handle of a fault that could not be planted: it is over."""
-        injection = cls(session, _NoFault(), what, range(0))
-        injection._is_over = True
-        return injection
+        self._is_over = fault is None  # it could not be planted
 
     @property
     def active(self) -> bool:
@@ -177,11 +170,12 @@ class Injection:
         # The fault comes off at a boundary: its own hooks are not running there, and PyTorch walks
         # over some hooks in place.
         self._session.bus.call_at_boundary(self._closed)
-        self._fault.install(self._due)
+        if self._fault is not None:
+            self._fault.install(self._due)
 
     def remove(self) -> None:
         """Take it off. Idempotent."""
-        if self._is_over:
+        if self._is_over or self._fault is None:
             return
         # First: the session calls this again when it ends, and so does the user's `with`.
         self._is_over = True
@@ -231,16 +225,6 @@ class Injection:
     def _closed(self, step: int) -> None:
         if step >= self._iterations[-1]:
             self.remove()
-
-
-class _NoFault:
-    """A fault that is none."""
-
-    def install(self, due: Callable[[], bool]) -> None:
-        """Place nothing."""
-
-    def remove(self) -> None:
-        """Take nothing off."""
 
 
 def _open_session(watch: Any) -> Session:

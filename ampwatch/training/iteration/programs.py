@@ -15,19 +15,18 @@ what goes wrong on one rank alone would have it sample in other steps than the o
 
 from __future__ import annotations
 
-import sys
 from hashlib import blake2b
+from itertools import islice
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.training.hooks.sensor import Sensor
-from ampwatch.training.hooks.sources import is_of_user
+from ampwatch.training.hooks.sources import frames, is_of_user
 from ampwatch.training.iteration.governor import OPENING
 from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from types import FrameType
+    from collections.abc import Iterable
 
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.training.hooks.events import IterationOpened
@@ -109,7 +108,7 @@ def program_of(modules: Iterable[tuple[str, Any]]) -> str:
         modules: Modules by name.
     """
     digest = blake2b(digest_size=16)
-    for frame in _frames_of_user():
+    for frame in islice(filter(is_of_user, frames()), MAX_FRAMES):
         digest.update(
             f"{frame.f_code.co_filename}:{frame.f_lineno}\n".encode(errors="backslashreplace")
         )
@@ -123,16 +122,6 @@ def program_of(modules: Iterable[tuple[str, Any]]) -> str:
         if forward is not None:
             _add(digest, forward)
     return digest.hexdigest()
-
-
-def _frames_of_user() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented, and the only way
-    count = 0
-    while frame is not None and count < MAX_FRAMES:
-        if is_of_user(frame):
-            count += 1
-            yield frame
-        frame = frame.f_back
 
 
 def _add(digest: Any, code: CodeType) -> None:

@@ -46,32 +46,20 @@ KERNELS: dict[str, Callable[[], Kernel]] = {"cuda": _triton}
 """Makers of the kernels of accelerators, by type of device. ROCm's devices are of type ``cuda``."""
 
 
-class KernelSelector:
-    """Selects a kernel once per type of device.
+def kernel_for(device: torch.device) -> Kernel:
+    """Return a kernel for a device.
 
     On a CPU the C kernel where ampwatch was installed with it, else the one in PyTorch. On CUDA
     and ROCm the Triton kernel where Triton is installed, as it is with PyTorch's own wheels.
     On other accelerators, and without Triton, none: PyTorch's ``bincount`` waits for the device.
+
+    Raises:
+        StateError: If there is none for this type of device, or Triton is not installed.
     """
-
-    def __init__(self) -> None:
-        self._chosen: dict[str, Kernel] = {}
-
-    def of(self, device: torch.device) -> Kernel:
-        """Return the kernel for a device.
-
-        Raises:
-            StateError: If there is none for this type of device, or Triton is not installed.
-        """
-        if device.type not in self._chosen:
-            self._chosen[device.type] = self._choose(device)
-        return self._chosen[device.type]
-
-    def _choose(self, device: torch.device) -> Kernel:
-        if device.type == "cpu":
-            return _native() or EagerKernel()
-        kernel = KERNELS.get(device.type)
-        if kernel is None:
-            msg = f"expected a device of CUDA or ROCm, got one of {device.type}"
-            raise StateError(msg)
-        return kernel()
+    if device.type == "cpu":
+        return _native() or EagerKernel()
+    kernel = KERNELS.get(device.type)
+    if kernel is None:
+        msg = f"expected a device of CUDA or ROCm, got one of {device.type}"
+        raise StateError(msg)
+    return kernel()

@@ -54,13 +54,12 @@ MAX_REFUSAL = 200
 _INSTRUCTIONS = {fmt.name: fmt.cpu_flags for fmt in FORMATS.values() if fmt.cpu_flags}
 
 
-def machine_of(device: torch.device | None, settings: Settings, cpuinfo: Path = CPUINFO) -> Machine:
+def machine_of(device: torch.device | None, settings: Settings) -> Machine:
     """Describe the machine that a training runs on.
 
     Args:
         device: Device of the model's first parameter; ``None`` without one.
         settings: ``peak_flops`` is used.
-        cpuinfo: File in which Linux describes the CPU.
 
     Cost:
         Reads a file of some kB; where the device is a GPU, asks PyTorch for its properties.
@@ -74,7 +73,7 @@ def machine_of(device: torch.device | None, settings: Settings, cpuinfo: Path = 
         device_type="" if device is None else device.type,
         device_name=facts.get("device", ""),
         capability=capability,
-        cpu_dtypes=cpu_dtypes(cpuinfo),
+        cpu_dtypes=cpu_dtypes(),
         matmul_tf32=allows_tf32(OpKind.MATMUL),
         convolution_tf32=allows_tf32(OpKind.CONVOLUTION),
         cudnn_benchmark=bool(torch.backends.cudnn.benchmark),

@@ -13,7 +13,7 @@ from ampwatch.training.private import FLAT_NAMES, FLAT_SHARDS, FLAT_SIZE, IS_FLA
 from ampwatch.training.transfer.readback import host_scalar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from torch import Tensor
 
@@ -92,6 +92,17 @@ def _parts(output: Any) -> Iterator[Any]:
         yield from output.values()
     elif is_dataclass(output):
         yield from (getattr(output, field.name, None) for field in fields(output))
+
+
+def all_tensors_in(values: Iterable[object]) -> list[torch.Tensor]:
+    """Return the tensors among values, and those in lists and tuples at any depth."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += all_tensors_in(value)
+    return found
 
 
 def num_nonfinite(gradient: Tensor | None) -> int:

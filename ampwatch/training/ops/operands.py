@@ -11,6 +11,7 @@ import torch
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.hooks.sources import is_in_optimizer, is_in_users_hook
 from ampwatch.training.kernels.admission import is_plain, local_part
+from ampwatch.training.model.tensors import all_tensors_in
 from ampwatch.training.ops.call import tensors_among, written_by
 from ampwatch.training.private import StateOfCaller, current_node
 
@@ -39,24 +40,14 @@ def received_by(call: OpCall) -> list[Tensor]:
 
     Of one that returns none it is the first argument with tensors; no schema says so.
     """
-    first = next((value for value in call.args if _nested((value,))), None)
-    found = _nested((call.out,)) or _nested((first,))
+    first = next((value for value in call.args if all_tensors_in((value,))), None)
+    found = all_tensors_in((call.out,)) or all_tensors_in((first,))
     return [tensor for tensor in found if local_part(tensor) is tensor]
 
 
 def sent_by(call: OpCall) -> list[Tensor]:
     """Return the tensors that a collective was given."""
-    return [tensor for tensor in _nested(call.args) if local_part(tensor) is tensor]
-
-
-def _nested(values: Iterable[object]) -> list[Tensor]:
-    found: list[Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += _nested(value)
-    return found
+    return [tensor for tensor in all_tensors_in(call.args) if local_part(tensor) is tensor]
 
 
 def overwritten_by(call: OpCall) -> list[Tensor]:

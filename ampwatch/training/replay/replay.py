@@ -18,7 +18,7 @@ from ampwatch.training.hooks.place import before_any_forward
 from ampwatch.training.hooks.roots import unwrapped
 from ampwatch.training.kernels.admission import is_dense
 from ampwatch.training.model.module_stack import ModuleStack
-from ampwatch.training.model.tensors import tensors_in
+from ampwatch.training.model.tensors import all_tensors_in, tensors_in
 from ampwatch.training.ops.call import OpCall
 from ampwatch.training.ops.events import OpPlace
 from ampwatch.training.ops.info import op_info
@@ -37,7 +37,7 @@ from ampwatch.training.replay.replica import ReplicaModel
 from ampwatch.wire.records import Measure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor, nn
 
@@ -145,10 +145,8 @@ class _ReplayMode(OpMode):  # type: ignore[no-untyped-call] # of TorchDispatchMo
                 OpCall(func, self._infos(func), args, kwargs, None),
                 lambda given: run(func, given, kwargs, keys, compiler),
             )
-        given = {self._key(t) for t in _tensors(args)} | {
-            self._key(t) for t in _tensors(kwargs.values())
-        }
-        for tensor in _tensors(out if isinstance(out, (tuple, list)) else (out,)):
+        given = {self._key(t) for t in all_tensors_in((*args, *kwargs.values()))}
+        for tensor in all_tensors_in((out,)):
             if self._key(tensor) not in given:
                 self._owns(tensor)
         return out
@@ -166,7 +164,7 @@ class _ReplayMode(OpMode):  # type: ignore[no-untyped-call] # of TorchDispatchMo
         written = [args[i] if i < len(args) else kwargs.get(name) for i, name in writes]
         # The schemas of batch norms do not say that they write averages.
         averages = overwritten_by(OpCall(func, self._infos(func), args, kwargs, None))
-        return [*_tensors(written), *averages]
+        return [*all_tensors_in(written), *averages]
 
     def _owns(self, tensor: Tensor) -> None:
         key = self._key(tensor)
@@ -190,14 +188,6 @@ class _ReplayMode(OpMode):  # type: ignore[no-untyped-call] # of TorchDispatchMo
 def _widened(value: Any) -> Any:
     is_half = isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
     return value.float() if is_half else value
-
-
-def _tensors(values: Any) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
 
 
 class Replay:

@@ -9,7 +9,7 @@ import torch
 
 from ampwatch.training.kernels.admission import is_ordinary, is_zero_on_host
 from ampwatch.training.model.names import parameters_of
-from ampwatch.training.transfer.readback import Readback
+from ampwatch.training.transfer.deferred import Deferred
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -76,7 +76,8 @@ class Contents:
     """Asks whether gradients are finite, and reads the answer without waiting for it."""
 
     def __init__(self) -> None:
-        self._readback = Readback(slots=1, width=1)
+        self._deferred = Deferred(slots=1, width=1)
+        self._answer: str | None = None
 
     def ask(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
         """Look at the gradients of parameters, unless an answer is still on its way.
@@ -86,28 +87,29 @@ class Contents:
 
         Cost: a pass over the gradients, and five small ops.
         """
-        if self._readback.in_flight:
+        if self._deferred.flying:
             return
         named = [(name, gradient) for name, p in parameters if is_ordinary(gradient := p.grad)]
         named = [one for one in named if one[1].layout is torch.strided]
-        row = self._readback.open() if named else None
-        if row is None:
+        if not named:
             return
         device = named[0][1].device
-        named = [one for one in named if one[1].device == device]
+        names, gradients = zip(*(one for one in named if one[1].device == device), strict=True)
+
+        def arrive(read: list[float]) -> None:
+            self._answer = names[int(read[0])] if read[0] >= 0.0 else ""
+
         with torch.no_grad():
-            broken = torch.stack([gradient.isfinite().all() for _, gradient in named]).logical_not()
-            # int32, which is sent from a device without a kernel of its own.
-            first = torch.where(broken.any(), broken.int().argmax(), -1).int()
-        self._readback.put(row, 0, first)
-        self._readback.seal(row, [name for name, _ in named])
+            broken = torch.stack(
+                [gradient.isfinite().all() for gradient in gradients]
+            ).logical_not()
+            self._deferred.read(torch.where(broken.any(), broken.int().argmax(), -1), arrive)
 
     def answer(self) -> str | None:
         """Return the first parameter whose gradient is not finite, once; ``None`` while it is not known.
 
         Empty if all are finite.
         """
-        answer = None
-        for (first,), names in self._readback.arrived():
-            answer = names[int(first)] if first >= 0.0 else ""
+        self._deferred.poll()
+        answer, self._answer = self._answer, None
         return answer

@@ -18,11 +18,11 @@ import torch
 from ampwatch.guard import Log, is_of_a_signal
 from ampwatch.training.devices import Link, is_capturing
 from ampwatch.training.kernels.admission import admit
-from ampwatch.training.kernels.choice import KernelSelector
+from ampwatch.training.kernels.choice import kernel_for
 from ampwatch.training.kernels.dtypes import name_of
 from ampwatch.training.kernels.rows import BLOCK_ROW_BYTES, BLOCK_ROW_WORDS, ROW_BYTES, ROW_WORDS
 from ampwatch.training.memory import MIN_LIMIT, HeldBytes, MemoryBudget, pinned
-from ampwatch.training.transfer.slabs import NORM_BYTES, Landing, RowLabel, Slab
+from ampwatch.training.transfer.slabs import NORM_BYTES, How, Landing, RowLabel, Slab
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
@@ -66,29 +66,6 @@ class Item(NamedTuple):
     name: str
     module: str
     tensor: Tensor
-
-
-class How(NamedTuple):
-    """Manner of measuring, and facts about the values.
-
-    Attributes:
-        scaled: Whether the values are multiplied by the loss scale.
-        span: Number of iterations that updates are the sum of.
-        most: Elements of a tensor that go into the bins; of a larger one on the host every
-            k-th block of 4096 does, with the smallest k that fits. Amax, NaN and infinities
-            are still found among all elements. 0 takes as many as the kernel bears.
-        gate: A device scalar; where it reads 0 nothing is measured. Tensors of other devices
-            are left alone.
-        with_norms: Whether their L2 norms are measured as well: another pass.
-        is_input: Whether modules were given the values, instead of having returned them.
-    """
-
-    scaled: bool = False
-    span: int = 1
-    most: int = 0
-    gate: Tensor | None = None
-    with_norms: bool = False
-    is_input: bool = False
 
 
 WHOLE = How()
@@ -433,14 +410,11 @@ def kernel_trouble(device: torch.device) -> str:
 
     Cost: seconds, if the kernel was never compiled on this machine.
     """
-    return Measuring(KernelSelector().of, 1)._try(device)  # noqa: SLF001 - of this module
+    return Measuring(kernel_for, 1)._try(device)  # noqa: SLF001 - of this module
 
 
 def _landing(topic: Topic, how: How, pieces: Sequence[_Piece], *, with_blocks: bool) -> Landing:
     rows = [
         RowLabel(p.number, p.item.name, p.item.module, p.dtype, p.tensor.numel()) for p in pieces
     ]
-    is_gated = how.gate is not None
-    return Landing(
-        topic, how.scaled, how.span, is_gated, how.with_norms, with_blocks, how.is_input, rows
-    )
+    return Landing(topic, how._replace(gate=None), how.gate is not None, with_blocks, rows)

@@ -8,7 +8,6 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from msgspec import Struct
 
 from ampwatch.diagnosis.evidence.iteration import TensorRange
 from ampwatch.numerics.blocks import BLOCK_SIZES, merged_blocks
@@ -60,27 +59,44 @@ class RowLabel(NamedTuple):
     numel: int
 
 
-class Landing(Struct, frozen=True):
+class How(NamedTuple):
+    """Manner of measuring, and facts about the values.
+
+    Attributes:
+        scaled: Whether the values are multiplied by the loss scale.
+        span: Number of iterations that updates are the sum of.
+        most: Elements of a tensor that go into the bins; of a larger one on the host every
+            k-th block of 4096 does, with the smallest k that fits. Amax, NaN and infinities
+            are still found among all elements. 0 takes as many as the kernel bears.
+        gate: A device scalar; where it reads 0 nothing is measured. Tensors of other devices
+            are left alone.
+        with_norms: Whether their L2 norms are measured as well: another pass.
+        is_input: Whether modules were given the values, instead of having returned them.
+    """
+
+    scaled: bool = False
+    span: int = 1
+    most: int = 0
+    gate: Tensor | None = None
+    with_norms: bool = False
+    is_input: bool = False
+
+
+class Landing(NamedTuple):
     """The rows of one measurement. Tensors are not kept: they may be freed before it arrives.
 
     Attributes:
         topic: Topic of the values.
-        scaled: Whether the values are multiplied by the loss scale.
-        span: Number of iterations that updates are the sum of.
-        gated: Whether a device scalar had to be non-zero for the values to be measured.
-        with_norms: Whether their L2 norms were measured.
-        with_blocks: Whether their blocks were measured.
-        is_input: Whether modules were given the values, instead of having returned them.
+        how: How they are measured, without the gate.
+        is_gated: Whether there is one.
+        with_blocks: Whether their blocks are.
         rows: Label of each row; rows of one tensor follow one another.
     """
 
     topic: Topic
-    scaled: bool
-    span: int
-    gated: bool
-    with_norms: bool
+    how: How
+    is_gated: bool
     with_blocks: bool
-    is_input: bool
     rows: list[RowLabel]
 
     def read(self, address: int, norms: int, blocks: int) -> Iterator[TensorRange]:
@@ -93,14 +109,15 @@ class Landing(Struct, frozen=True):
         """
         held: list[ExponentHistogram] = []
         held_blocks: list[BlockHistogram] = []
-        squares = nothing = 0.0 if self.with_norms else math.nan
+        how = self.how
+        squares = nothing = 0.0 if how.with_norms else math.nan
         for index, row in enumerate(self.rows):
             words = ctypes.string_at(address + index * ROW_BYTES, ROW_BYTES)
             held.append(decode(words, row.dtype, row.numel))
             if self.with_blocks:
                 words = ctypes.string_at(blocks + index * BLOCK_ROW_BYTES, BLOCK_ROW_BYTES)
                 held_blocks += decode_blocks(words, held[-1])
-            if self.with_norms:
+            if how.with_norms:
                 squares += ctypes.c_float.from_address(norms + index * NORM_BYTES).value ** 2
             following = self.rows[index + 1 : index + 2]
             if following and following[0].number == row.number:
@@ -110,18 +127,18 @@ class Landing(Struct, frozen=True):
             of_tensor = _by_size(held_blocks)
             held, squares, held_blocks = [], nothing, []
             # Behind a closed gate the kernel has left the row empty: nothing was measured.
-            if not self.gated or histogram.binned or histogram.nonfinite:
+            if not self.is_gated or histogram.binned or histogram.nonfinite:
                 yield TensorRange(
                     self.topic,
                     row.name,
                     row.module,
                     row.dtype,
                     histogram,
-                    self.scaled,
-                    self.span,
+                    how.scaled,
+                    how.span,
                     norm,
                     of_tensor,
-                    self.is_input,
+                    how.is_input,
                 )
 
 
@@ -192,11 +209,7 @@ class Slab:
         return self.num_rows - self.room
 
     def measure(
-        self,
-        kernel: Kernel,
-        landing: Landing,
-        tensors: Sequence[Tensor],
-        gate: Tensor | None,
+        self, kernel: Kernel, landing: Landing, tensors: Sequence[Tensor], gate: Tensor | None
     ) -> None:
         """Launch the kernel on the current stream, into rows that are free."""
         timers = self._timers[len(self._landings) : len(self._landings) + 1]
@@ -205,7 +218,7 @@ class Slab:
         for begin, _ in timers:
             begin.record(stream)
         kernel.measure(tensors, self._rows[self._used :], gate=gate)
-        if landing.with_norms:
+        if landing.how.with_norms:
             kernel.norms(tensors, self._norms[self._used :])
         if landing.with_blocks:
             rows, blocks = self._rows[self._used :], self._blocks[self._used :]
@@ -221,7 +234,7 @@ class Slab:
         """Copy the used rows to the host, in stream order."""
         used = self._used * ROW_WORDS
         self._pinned[:used].copy_(self._rows.view(-1)[:used], non_blocking=True)
-        if any(landing.with_norms for landing in self._landings):
+        if any(landing.how.with_norms for landing in self._landings):
             norms = self._norms[: self._used]
             self._pinned_norms[: self._used].copy_(norms, non_blocking=True)
         if any(landing.with_blocks for landing in self._landings):

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ampwatch.training.transfer.measuring import How, Item
+from ampwatch.training.transfer.measuring import Item
+from ampwatch.training.transfer.slabs import How
 from ampwatch.wire.records import Topic
 from tests.training.bench import Bench
 

@@ -12,7 +12,8 @@ import torch
 from ampwatch.numerics.blocks import BLOCK_SIZES
 from ampwatch.training.kernels.eager import EagerKernel
 from ampwatch.training.kernels.native import load
-from ampwatch.training.transfer.measuring import BLOCKS_APART_NS, SLABS, How, Item, Measuring
+from ampwatch.training.transfer.measuring import BLOCKS_APART_NS, SLABS, Item, Measuring
+from ampwatch.training.transfer.slabs import How
 from ampwatch.wire.records import Topic
 from tests.numerics.block_oracle import counted
 from tests.numerics.oracle import histogram_of

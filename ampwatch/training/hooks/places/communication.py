@@ -15,6 +15,7 @@ from ampwatch.training.hooks.events import (
     CommunicationAwaitedWithin,
 )
 from ampwatch.training.hooks.taps import listen
+from ampwatch.training.model.tensors import all_tensors_in
 from ampwatch.training.private import BEGINS_GROUP, ENDS_GROUP, graph_task
 
 if TYPE_CHECKING:
@@ -28,17 +29,13 @@ def place_communication(bus: Bus, handles: list[Any]) -> None:
 
     def before(_work: Any, _args: Any, _kwargs: Any) -> None:
         is_within = graph_task() != -1
-        kind = CommunicationAwaitedWithin if is_within else CommunicationAwaited
-        bus.note(kind)
+        bus.note(CommunicationAwaitedWithin if is_within else CommunicationAwaited)
 
-    def after(_work: Any, _args: Any, _kwargs: Any) -> None:
-        bus.note(CommunicationArrived)
-
-    def failed(_work: Any) -> None:
+    def after(_work: Any, *_: Any) -> None:
         bus.note(CommunicationArrived)
 
     work = torch.distributed.Work
-    handles.append(listen(work, "wait", before=before, after=after, failed=failed))
+    handles.append(listen(work, "wait", before=before, after=after, failed=after))
 
 
 def _targets(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -46,19 +43,8 @@ def _targets(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor
 
     No schema says so. What is sent comes second, or is written itself.
     """
-    for value in (*args, *kwargs.values()):
-        found = _tensors_in(value)
-        if found:
-            return found
-    return []
-
-
-def _tensors_in(value: object) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [tensor for part in value for tensor in _tensors_in(part)]
-    return []
+    each = (all_tensors_in((value,)) for value in (*args, *kwargs.values()))
+    return next(filter(None, each), [])
 
 
 READS_ONLY = frozenset({"send", "barrier"})

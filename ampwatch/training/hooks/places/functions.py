@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +20,7 @@ from ampwatch.training.hooks.events import (
     ClippingByNorm,
     ClippingByValue,
 )
+from ampwatch.training.hooks.sources import frames
 from ampwatch.training.hooks.taps import listen, listen_to_function
 from ampwatch.training.private import (
     CLIP,
@@ -31,15 +32,12 @@ from ampwatch.training.private import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
-
     from ampwatch.training.hooks.bus import Bus
 
 
 BY_VALUE = "clip_grad_value_"
 
-TAPS = (taps.__name__, tapped_call.__name__)
+TAPS = (taps.__name__, tapped_call.__name__, __name__)
 """Modules whose frames stand between a listener and the caller."""
 
 
@@ -58,9 +56,8 @@ def place_clip(bus: Bus, handles: list[Any]) -> None:
 
     def before_grouping(args: tuple[Any, ...], _kwargs: Any) -> None:
         # All of them group gradients; clipping by value has no function of its own to call.
-        caller: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented, and the only way
-        while caller is not None and caller.f_globals["__name__"] in TAPS:
-            caller = caller.f_back
+        outside = (frame for frame in frames() if frame.f_globals["__name__"] not in TAPS)
+        caller = next(outside, None)
         if args and caller and caller.f_code.co_name == BY_VALUE and tracing_state() is None:
             by_value.emit(ClippingByValue(args[0][0], caller.f_locals.get("clip_value")))
 
@@ -87,19 +84,16 @@ def place_clip_times(bus: Bus, handles: list[Any]) -> None:
         if tracing_state() is None:
             bus.note(ClipBegan)
 
-    def after(_args: Any, _kwargs: Any) -> None:
-        bus.note(ClipEnded)
-
-    def failed() -> None:
+    def after(*_: Any) -> None:
         bus.note(ClipEnded)
 
     places = [(clip_grad, name) for name in TIMED_CLIPS]
-    places += [(nn.utils, "get_total_norm"), (nn.utils, "clip_grads_with_norm_")]
-    places += [(nn.utils, "clip_grad_value_")]
+    public = ("get_total_norm", "clip_grads_with_norm_", "clip_grad_value_")
+    places += [(nn.utils, name) for name in public]
     for module, name in places:
         if hasattr(module, name):
             handles.append(
-                listen_to_function(module, name, before=before, after=after, failed=failed)
+                listen_to_function(module, name, before=before, after=after, failed=after)
             )
 
 
@@ -114,13 +108,10 @@ def place_batches(bus: Bus, handles: list[Any]) -> None:
         workers = vars(loader).get(LOADER_WORKERS, -1)
         bus.note(BatchAwaited, workers)
 
-    def after(_loader: Any, _args: Any, _kwargs: Any) -> None:
+    def after(_loader: Any, *_: Any) -> None:
         bus.note(BatchArrived)
 
-    def failed(_loader: Any) -> None:
-        bus.note(BatchArrived)
-
-    handles.append(listen(LOADER_ITERATOR, "__next__", before=before, after=after, failed=failed))
+    handles.append(listen(LOADER_ITERATOR, "__next__", before=before, after=after, failed=after))
 
 
 is_compiling = torch.compiler.is_compiling
@@ -158,20 +149,12 @@ def place_altered(bus: Bus, handles: list[Any]) -> None:
     """Hear calls of what a dispatch mode would alter."""
     channel = bus.channel(AlteredCalled)
 
-    def before(name: str) -> Callable[..., None]:
-        def before_call(_args: Any, _kwargs: Any) -> None:
-            if not is_compiling():
-                channel.emit(AlteredCalled(name))
+    def before(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not is_compiling() and (name != "norm" or _is_altered_norm(args, kwargs)):
+            channel.emit(AlteredCalled(name))
 
-        return before_call
-
-    def before_norm(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not is_compiling() and _is_altered_norm(args, kwargs):
-            channel.emit(AlteredCalled("norm"))
-
-    for module, name in ALTERED_FUNCTIONS:
+    functions = [(module, name, name) for module, name in ALTERED_FUNCTIONS]
+    functions += [(module, name, "norm") for module, name in ALTERED_NORMS]
+    for module, name, reported in functions:
         if hasattr(module, name):
-            handles.append(listen_to_function(module, name, before=before(name)))
-    for module, name in ALTERED_NORMS:
-        if hasattr(module, name):
-            handles.append(listen_to_function(module, name, before=before_norm))
+            handles.append(listen_to_function(module, name, before=partial(before, reported)))

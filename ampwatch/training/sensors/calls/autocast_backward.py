@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING
@@ -11,14 +10,13 @@ import torch
 
 from ampwatch.diagnosis.evidence.calls import AutocastBackward
 from ampwatch.training.hooks.sensor import Sensor
-from ampwatch.training.hooks.sources import user_source
+from ampwatch.training.hooks.sources import frames, user_source
 from ampwatch.training.kernels.dtypes import name_of
 from ampwatch.training.private import is_in_autocast
 from ampwatch.training.sensors.calls.gradient_contents import GradContents, GradientBefore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import FrameType
 
     from ampwatch.training.hooks import events as on
     from ampwatch.training.iteration.context import Context
@@ -131,15 +129,13 @@ def _owner_of_region() -> str:
     In Lightning's manual optimization ``training_step`` calls ``manual_backward``, inside of the region
     that the Trainer has entered: the call has no block that its author could leave.
     """
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the stack without the sources
-    while frame is not None:
+    for frame in frames():
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if package in LIGHTNING and frame.f_code.co_name == "manual_backward":
             trainer = getattr(frame.f_locals.get("self"), "trainer", None)
             # Only the plugins of mixed precision have a region.
             plugin = getattr(trainer, "precision_plugin", None)
             return "Lightning's Trainer" if hasattr(plugin, "autocast_context_manager") else ""
-        frame = frame.f_back
     return ""
 
 

@@ -18,12 +18,13 @@ from ampwatch.training.model.scaler import READY, STEPPED, UNSCALED, scale_on_ho
 from ampwatch.training.private import (
     accumulate_hooks,
     graph_task,
+    scale_tensor,
     states_of_optimizers,
     tensor_hooks,
 )
 from ampwatch.training.sensors.calls.gradient_contents import GradContents, GradientBefore
-from ampwatch.training.sensors.calls.scale_doubts import Doubt, Doubts, ScaleLog
 from ampwatch.training.sensors.calls.scaled_roots import PLAIN, Branch, ScaledRoots
+from ampwatch.training.transfer.readback import is_plain_scalar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,6 +47,9 @@ a loss may begin to reach the parameters of another optimizer later."""
 
 MAX_SHAPES = 64
 """Combinations of unscaled losses that are distinguished."""
+
+MAX_SCALES = 256
+"""Scales that are remembered; the oldest goes first."""
 
 
 class GradientUseSensor(Sensor):
@@ -72,8 +76,8 @@ class GradientUseSensor(Sensor):
         self._observe = context.observe
         self._contents = GradContents()
         self._roots = ScaledRoots(self._scaler)
-        self._scales = ScaleLog(context.deferred)
-        self._doubts = Doubts(self._scales, context.observe)
+        self._deferred = context.deferred
+        self._scales: dict[int, float] = {}
         self._shapes: set[tuple[str, ...]] = set()
         self._sources: dict[int, str] = {}
         self._calls = 0
@@ -90,8 +94,7 @@ class GradientUseSensor(Sensor):
 
     def may_rest(self) -> bool:
         """Whether no gradient is followed, and nothing is out of the ordinary."""
-        follows = self._follows or self._waits or self._contents.known
-        return not (follows or self._doubts.pending or self._shapes)
+        return not (self._follows or self._waits or self._contents.known or self._shapes)
 
     def woken(self) -> None:
         """Begin anew, as after an update."""
@@ -100,7 +103,6 @@ class GradientUseSensor(Sensor):
     def removed(self) -> None:
         """Forget all gradients."""
         self._contents.clear()
-        self._doubts.clear()
 
     # Backward.
 
@@ -161,9 +163,8 @@ class GradientUseSensor(Sensor):
         is_first = not self._roots.num_scaled
         self._roots.scaled(event.result)
         if is_first and (self._waits or self._follows):
-            self._scales.note(self._roots.number, self._scaler)
-        if self._doubts.pending:
-            self._doubts.settle()
+            self._note_scale()
+        self._deferred.poll()
 
     def scale_read(self, _event: on.ScaleRead) -> None:
         """Take note that something may be scaled by hand."""
@@ -226,15 +227,31 @@ class GradientUseSensor(Sensor):
             # No gradient that was scaled by this scale was unscaled or stepped with: all wait.
             if not self._contents.known:
                 self._contents.set(others, frozenset({self._roots.number}))
-            self._scales.note(self._roots.number, self._scaler)
+            self._note_scale()
 
     def updated(self, event: on.Updated) -> None:
         """Begin anew: the scale may be another one."""
         if event.scaler is not self._scaler:
             return
         self._begin_anew()
-        if self._doubts.pending:
-            self._doubts.settle()
+        self._deferred.poll()
+
+    def _note_scale(self) -> None:
+        """Take the scale as it is now, in stream order, if it was not taken yet.
+
+        Cost: one read; of a scale on a device one copy of 4 bytes and an event.
+        """
+        number, scale = self._roots.number, scale_tensor(self._scaler)
+        if number in self._scales or not is_plain_scalar(scale):
+            return
+        if len(self._scales) >= MAX_SCALES:
+            del self._scales[next(iter(self._scales))]
+        self._scales[number] = math.nan
+        self._deferred.read(scale, partial(self._scale_arrived, number))
+
+    def _scale_arrived(self, number: int, read: list[float]) -> None:
+        if number in self._scales:
+            self._scales[number] = read[0]
 
     def _begin_anew(self) -> None:
         self._roots.updated()
@@ -294,20 +311,30 @@ class GradientUseSensor(Sensor):
         )
 
     def _doubt(self, optimizer: Optimizer, numbers: frozenset[int], parameters: int) -> None:
-        if len(numbers) < 2:
+        """Report gradients that were made by another scale than they are divided by, once their scales are known."""
+        newest = scale_tensor(self._scaler)
+        if len(numbers) < 2 or not is_plain_scalar(newest):
             return
-        newest = self._roots.number
-        self._scales.note(newest, self._scaler)
         observed = MixedScales(
             step=self._iteration.step,
             optimizer=self._registry.admit(optimizer),
             scale=math.nan,
             other=math.nan,
-            updates=newest - min(numbers),
+            updates=self._roots.number - min(numbers),
             parameters=parameters,
             source=user_source(),
         )
-        self._doubts.add(Doubt(numbers, newest, observed))
+
+        def judge(read: list[float]) -> None:
+            # Values arrive in the order in which they were asked for, so those of the older scales are here. One that
+            # was never taken, or was given up, is NaN, and compares as false.
+            known = [scale for number in numbers if (scale := self._scales.get(number, 0.0)) > 0.0]
+            if known and read[0] > 0.0:
+                other = max(known, key=lambda scale: abs(math.log2(scale / read[0])))
+                if other != read[0]:
+                    self._observe(observed._replace(scale=read[0], other=other))
+
+        self._deferred.read(newest, judge)
 
     def optimizer_stepped(self, event: on.OptimizerStepped) -> None:
         """Judge the gradients of a step that the scaler did not call."""

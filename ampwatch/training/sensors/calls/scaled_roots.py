@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from ampwatch.training.devices import HOST
-from ampwatch.training.kernels.admission import is_ordinary
 from ampwatch.training.model.graph import nodes_behind
 from ampwatch.training.model.scaler import scale_on_host
-from ampwatch.training.private import saved_other, saved_self, scale_tensor, sequence_number
-from ampwatch.training.scalers.factors import LIKELY_SCALE, constant_of, is_likely_scale
+from ampwatch.training.private import scale_tensor, sequence_number
+from ampwatch.training.scalers.factors import constant_of, is_likely_scale
 from ampwatch.training.transfer.readback import host_scalar
 
 if TYPE_CHECKING:
@@ -27,10 +25,6 @@ UNKNOWN = -2
 
 MAX_NUMBERS = 4096
 """Scaled losses remembered between two updates of the scaler."""
-
-MIN_RATIO = 64.0
-"""How many times a constant the scale is at least where there is no scale in it. Assumed: weights of losses that
-are scaled by hand, and reciprocals of numbers of micro-batches, are larger than a 64th."""
 
 MAX_NODES = 256
 """Nodes that are visited to find the losses that one root is the sum of."""
@@ -205,11 +199,7 @@ class ScaledRoots:
             elif name == "Mul" and (factor := self._factor(node)) is not None:
                 if factor != 0.0:
                     yield Branch(UNKNOWN, node)
-            elif (
-                name in ("Mul", "Div")
-                and self.asked
-                and not (name == "Mul" and self._is_weight(node))
-            ):
+            elif name in ("Mul", "Div") and self.asked:
                 yield Branch(UNKNOWN, node)
             else:
                 stack += children
@@ -236,23 +226,6 @@ class ScaledRoots:
             if count >= MAX_NODES or sequence_number(below) in self._numbers:
                 return True
         return False
-
-    def _is_weight(self, node: Any) -> bool:
-        """Whether the constant of a product is far too small to have the scale in it; of many, the first one.
-
-        Programs read the scale in each step, to see whether it falls.
-        """
-        try:
-            given = saved_other(node)
-            given = saved_self(node) if given is None else given
-            if not is_ordinary(given) or given.device.type != HOST or not given.numel():
-                return False
-            value = abs(host_scalar(given))
-        except (RuntimeError, AttributeError, TypeError):
-            return False  # as in ``_factor``; or a dtype that is not read
-        scale = scale_on_host(self._scaler)
-        # Of a scale that the host does not know: no smaller one is in use.
-        return value * MIN_RATIO <= (LIKELY_SCALE if math.isnan(scale) else scale)
 
     def _factor(self, node: Any) -> float | None:
         """Return the constant of a product if it is zero, the scale or a likely scale.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ampwatch.numerics.units.ops import Fallback
+from ampwatch.training.hooks.regions import region_for
 from ampwatch.training.private import graph_task
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Fallbacks:
 
     def see(self, device_type: str) -> None:
         """Note the region of an op of the forward pass that has run on a type of device."""
-        region = _region_for(device_type, self._regions.here())
+        region = region_for(device_type, self._regions.here())
         if region is not None and region.enabled and region.dtype not in self.autocast_dtypes:
             self.autocast_dtypes.append(region.dtype)
 
@@ -53,7 +54,7 @@ class Fallbacks:
             device_type: Type of the device it ran on.
         """
         here = self._regions.here()
-        region = _region_for(device_type, here)
+        region = region_for(device_type, here)
         if region is None:
             if any(r.enabled for r in here):
                 return Fallback.DEVICE_TYPE
@@ -79,7 +80,7 @@ class Fallbacks:
         if graph_task() != -1:
             # Backward runs outside of the user's regions; what computes a part of the forward pass again has
             # to enter the region of then.
-            then = _region_for(device_type, self._called_in.get(name, ()))
+            then = region_for(device_type, self._called_in.get(name, ()))
             return None if then is None or not then.enabled else (Fallback.OUTSIDE_REGION, then)
         if here:
             # A region for CUDA that is off was switched off by PyTorch if this machine has no
@@ -98,8 +99,3 @@ def _inside(info: OpInfo, inputs: Sequence[str], device_type: str) -> Fallback:
         return Fallback.PROMOTED
     is_listed = not info.kind.has_flops and info.has_fp32_policy(device_type)
     return Fallback.FP32_LIST if is_listed else Fallback.NOT_LISTED
-
-
-def _region_for(device_type: str, regions: Sequence[AutocastRegion]) -> AutocastRegion | None:
-    """Return the innermost region for a type of device."""
-    return next((r for r in reversed(regions) if r.device_type == device_type), None)

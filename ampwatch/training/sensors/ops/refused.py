@@ -8,6 +8,7 @@ import torch
 
 from ampwatch.diagnosis.evidence.calls import RefusedOp
 from ampwatch.numerics.units.ops import Phase
+from ampwatch.training.hooks.regions import region_for
 from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.kernels.admission import is_plain
 from ampwatch.training.kernels.dtypes import HALF, name_of
@@ -94,10 +95,6 @@ class RefusedOps(OpSensor):
     def _check(self, call: OpCall, place: OpPlace) -> None:
         probability = call.args[0]
         dtype = self._cast.get(probability.data_ptr()) if is_plain(probability) else None
-        if dtype is None or not self._is_in_region(probability.device.type):
-            return
-        self._observe(RefusedOp(self._step, REFUSED, place_name(place), dtype, user_source()))
-
-    def _is_in_region(self, device_type: str) -> bool:
-        here = [r for r in self._regions.here() if r.device_type == device_type]
-        return bool(here) and here[-1].enabled
+        region = region_for(probability.device.type, self._regions.here())
+        if dtype is not None and region is not None and region.enabled:
+            self._observe(RefusedOp(self._step, REFUSED, place_name(place), dtype, user_source()))

@@ -8,7 +8,6 @@ and done when the values have arrived.
 from __future__ import annotations
 
 import math
-import sys
 from collections import deque
 from functools import partial
 from threading import Lock
@@ -20,7 +19,7 @@ from ampwatch.diagnosis.evidence.lineage import Lineage, OpFacts, SeenOp
 from ampwatch.diagnosis.evidence.origins import OriginKind
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.devices import PinningError
-from ampwatch.training.hooks.sources import user_source
+from ampwatch.training.hooks.sources import frames, user_source
 from ampwatch.training.kernels.admission import local_part, unwrapped
 from ampwatch.training.model.tensors import parts_of, tensors_in
 from ampwatch.training.ops import operands as ops
@@ -38,7 +37,6 @@ from ampwatch.training.transfer.extremes import Measures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from types import FrameType
 
     from torch import Tensor
 
@@ -200,9 +198,7 @@ class OriginFollower:
         self._reading = reading
         self._lineage = Lineage(step, _Owners(self._around, reading.key))
         self._log: list[Callable[[], None]] = []
-        self._unfinished: Unfinished[_Noted] = Unfinished(
-            reading.key, reading.is_harmless, self._is_foreign
-        )
+        self._unfinished = Unfinished(reading.key, reading.is_harmless, self._is_foreign)
         self._gradients: tuple[dict[int, str], dict[torch.Size, str]] | None = None
         self._count = 0
         self._is_open = False
@@ -344,7 +340,7 @@ class OriginFollower:
         self._unfinished.forget(results)  # one that ends in what another has begun to write
         self._finish(call)
         noted = self._noted(call, place, ops.sent_by(call), results)
-        self._unfinished.begin(results, [noted] * len(results))
+        self._unfinished.begin(results, noted)
 
     def _is_foreign(self, tensor: Tensor) -> bool:
         """Whether no op that was seen may have made the values of a tensor."""
@@ -442,7 +438,7 @@ class OriginFollower:
     def _last(
         self,
         reading: AtOnce | Later,
-        unfinished: Unfinished[_Noted],
+        unfinished: Unfinished,
         of: Callable[[Tensor], Tensor | None],
     ) -> Iterator[tuple[str, ReadOperand]]:
         for name, parameter in self._around.parameters():
@@ -514,13 +510,9 @@ def _reads_argument(read: Sequence[Tensor], key: Callable[[Tensor], int]) -> boo
     Cost: 0.1 us a frame, once for an origin.
     """
     # A hook would cost every call of a module, and has no keyword arguments to show.
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented, and the only way
-    call: FrameType | None = None
-    while frame is not None:
-        call = frame if frame.f_code is MODULE_CALLS[0] else call
-        frame = frame.f_back
-    if call is None:
+    calls = [frame for frame in frames() if frame.f_code is MODULE_CALLS[0]]
+    if not calls:
         return False
-    given = call.f_locals
+    given = calls[-1].f_locals
     keys = {key(t) for t in tensors_in((given.get("args"), given.get("kwargs")))} - {0}
     return any(key(tensor) in keys for tensor in read)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.training.kernels.dtypes import FLOATS
@@ -31,17 +30,14 @@ MAX_RANKS = 1024
 LARGE = 1e4
 """Magnitude that gradients may have of which no more is known than that they are finite."""
 
-Note = TypeVar("Note")
 
-
-@dataclass(frozen=True)  # Python 3.10 has no named tuples that are generic
-class _Result(Generic[Note]):
+class _Result(NamedTuple):
     tensor: weakref.ref[Tensor]
     storage: WeakStorage
-    note: Note
+    note: Any
 
 
-class Unfinished(Generic[Note]):
+class Unfinished:
     """Remembers what collectives will write, until an op of this process meets it.
 
     Nothing is waited for and no handle is asked: the program has to wait before it touches a
@@ -63,7 +59,7 @@ class Unfinished(Generic[Note]):
         self._key_of = key_of
         self._is_harmless = is_harmless
         self._is_foreign = is_foreign
-        self._results: dict[int, list[_Result[Note]]] = {}
+        self._results: dict[int, list[_Result]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._results)
@@ -71,18 +67,14 @@ class Unfinished(Generic[Note]):
     def __contains__(self, key: int) -> bool:
         return key in self._results
 
-    def clear(self) -> None:
-        """Forget all results."""
-        self._results.clear()
-
     def forget(self, tensors: Sequence[Tensor]) -> None:
         """Wait no longer for what lies where these tensors lie."""
         for tensor in tensors:
             self._results.pop(self._key_of(tensor), None)
 
-    def begin(self, tensors: Sequence[Tensor], notes: Sequence[Note]) -> None:
-        """Take note of the results of a collective, each with what is to be known of it later."""
-        for tensor, note in zip(tensors, notes, strict=True):
+    def begin(self, tensors: Sequence[Tensor], note: Any) -> None:
+        """Take note of the results of a collective, with what is to be known of it later."""
+        for tensor in tensors:
             key = self._key_of(tensor)
             if key and len(self._results) < MAX_UNFINISHED:
                 storage = WeakStorage(tensor.untyped_storage())
@@ -98,7 +90,7 @@ class Unfinished(Generic[Note]):
             return False
         return self._is_foreign(call.args[1])
 
-    def met_by(self, call: OpCall) -> list[tuple[Tensor, Note]]:
+    def met_by(self, call: OpCall) -> list[tuple[Tensor, Any]]:
         """Return the results that an op has met with what was noted of each, and wait for them no longer.
 
         In the place of a result that does not live any more stands the view that the op has met.
@@ -124,7 +116,7 @@ class Unfinished(Generic[Note]):
         ]
 
 
-def _alive(result: _Result[Note], view: Tensor) -> Tensor:
+def _alive(result: _Result, view: Tensor) -> Tensor:
     tensor = result.tensor()
     # FSDP resizes the storage of what it has gathered to 0 and leaves the shape as it is.
     return view if tensor is None or not tensor.untyped_storage().nbytes() else tensor

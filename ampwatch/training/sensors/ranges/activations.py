@@ -13,7 +13,8 @@ from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.kernels.admission import is_plain
 from ampwatch.training.model.tensors import tensors_in
 from ampwatch.training.private import graph_task
-from ampwatch.training.transfer.measuring import INPUT, MAX_ELEMENTS, OUTPUT, How, Item
+from ampwatch.training.transfer.measuring import INPUT, MAX_ELEMENTS, OUTPUT, Item
+from ampwatch.training.transfer.slabs import How
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from ampwatch.training.model.names import module_of
 from ampwatch.training.model.scaler import READY, stage_of
 from ampwatch.training.model.tensors import parts_of
 from ampwatch.training.private import DECIDES_ON_DEVICE, states_of_optimizers
-from ampwatch.training.transfer.measuring import How, Item
+from ampwatch.training.transfer.measuring import Item
 from ampwatch.training.transfer.readback import host_scalar
+from ampwatch.training.transfer.slabs import How
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:

@@ -73,10 +73,7 @@ class _Largest(NamedTuple):
 
     value: Tensor
     reach: Tensor
-    op: str
-    dtype: str
-    is_bound: bool
-    source: str
+    label: LogitsRead  # evidence that lacks only these two
 
 
 class LogitSensor(OpSensor):
@@ -147,21 +144,15 @@ class LogitSensor(OpSensor):
     def ops_ended(self, _event: OpsEnded) -> None:
         """Read what was measured in the iteration."""
         self._products.clear()
-        measured = list(self._largest.items())
+        by_device: dict[torch.device, list[_Largest]] = {}
+        for largest in self._largest.values():
+            by_device.setdefault(largest.value.device, []).append(largest)
         self._largest.clear()
-        by_device: dict[torch.device, list[tuple[str, _Largest]]] = {}
-        for where, largest in measured:
-            by_device.setdefault(largest.value.device, []).append((where, largest))
         for found in by_device.values():
             for first in range(0, len(found), WIDTH // 2):
                 part = found[first : first + WIDTH // 2]
-                values = torch.stack([t for _, known in part for t in (known.value, known.reach)])
-                labels = [
-                    LogitsRead(
-                        self._step, where, known.op, known.dtype, 0.0, known.is_bound, known.source
-                    )
-                    for where, known in part
-                ]
+                values = torch.stack([t for known in part for t in (known.value, known.reach)])
+                labels = [known.label for known in part]
                 self._deferred.read(values, partial(self._report, labels))
         self._deferred.poll()
 
@@ -214,9 +205,9 @@ class LogitSensor(OpSensor):
                 reach=torch.maximum(known.reach, reach),
             )
         elif known is None and len(self._largest) < MAX_MODULES:
-            source = place.source or user_source()
-            dtype = name_of(origin.dtype)
-            self._largest[where] = _Largest(value, reach, call.info.name, dtype, is_bound, source)
+            op, dtype, source = call.info.name, name_of(origin.dtype), place.source or user_source()
+            label = LogitsRead(self._step, where, op, dtype, 0.0, is_bound, source)
+            self._largest[where] = _Largest(value, reach, label)
 
     def _note(self, made: Any, origin: _Origin) -> None:
         if not is_plain(made) or made.dtype not in FLOATS:

@@ -17,7 +17,8 @@ from ampwatch.training.kernels.dtypes import name_of
 from ampwatch.training.memory import bytes_held
 from ampwatch.training.model.names import module_of, parameters_of
 from ampwatch.training.model.tensors import parts_of
-from ampwatch.training.transfer.measuring import How, Item
+from ampwatch.training.transfer.measuring import Item
+from ampwatch.training.transfer.slabs import How
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:

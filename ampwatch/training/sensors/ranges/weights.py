@@ -18,7 +18,8 @@ from ampwatch.training.kernels.dtypes import FLOATS, name_of
 from ampwatch.training.model.names import module_of
 from ampwatch.training.model.tensors import parts_of
 from ampwatch.training.transfer.deferred import WIDTH
-from ampwatch.training.transfer.measuring import How, Item
+from ampwatch.training.transfer.measuring import Item
+from ampwatch.training.transfer.slabs import How
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:

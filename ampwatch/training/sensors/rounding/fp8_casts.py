@@ -131,22 +131,16 @@ class Fp8Casts(RoundingSensor):
         source, out = cast_by(call)
         fmt = FP8.get(getattr(out, "dtype", None))  # type: ignore[arg-type]
         if fmt is None:
-            if self._clamped and id(source) in self._clamped and is_plain(out):
-                # A cast to another format on the way: the count goes along with the result.
-                clamped = self._clamped.pop(id(source))
-                if clamped.result() is source:
-                    self._clamped[id(out)] = clamped._replace(result=weakref.ref(out))
+            # A cast to another format on the way: the count goes along with the result.
+            if is_plain(out) and (clamped := self._clip_of(source)):
+                self._clamped[id(out)] = clamped._replace(result=weakref.ref(out))
             return
         if not is_plain(source) or source.dtype in FP8:
             return
         self._has_cast = True
         values = source.detach()
-        magnitude = values.abs()
-        finite = magnitude.isfinite()
-        clipped = (finite & _is_beyond(magnitude, fmt)).sum()
-        largest = torch.where(finite, magnitude, 0.0).max().to(torch.float32)
-        before = self._clamped.pop(id(source), None)
-        if before is not None and before.result() is source:
+        magnitude, finite, clipped, largest = _magnitudes(values, fmt)
+        if before := self._clip_of(source):
             clipped = clipped + before.beyond
             largest = torch.maximum(largest, before.largest)
         nonzero = magnitude > 0
@@ -172,26 +166,24 @@ class Fp8Casts(RoundingSensor):
             self._casts.add(place_of)
         if sites:
             self._read(partial(_pick, sites, broken), *flags)
-        self._read(partial(self._judge, site, fmt.name, broken, is_first), *columns)
 
-    def _judge(
-        self,
-        site: OpSite,
-        dtype: str,
-        broken: list[OpSite],
-        is_first: bool,  # noqa: FBT001 - bound by place
-        read: list[float],
-    ) -> None:
-        count, clipped, flushed, largest, nonfinite = read
-        if nonfinite and broken:
-            # The newest in the module that casts, else the newest of all.
-            own = [b for b in broken if b.where == site.where] or broken
-            origin = own[-1]._replace(step=site.step)
-            self._observe(BrokenScale(origin, dtype, site.where, int(nonfinite)))
-        if count:
-            self._observe(
-                Fp8Cast(site, dtype, int(count), int(clipped), int(flushed), largest, is_first)
-            )
+        def judge(read: list[float]) -> None:
+            count, clipped, flushed, largest, nonfinite = read
+            if nonfinite and broken:
+                # The newest in the module that casts, else the newest of all.
+                own = [b for b in broken if b.where == site.where] or broken
+                origin = own[-1]._replace(step=site.step)
+                self._observe(BrokenScale(origin, fmt.name, site.where, int(nonfinite)))
+            if count:
+                counts = int(count), int(clipped), int(flushed)
+                self._observe(Fp8Cast(site, fmt.name, *counts, largest, is_first))
+
+        self._read(judge, *columns)
+
+    def _clip_of(self, source: torch.Tensor) -> _Clamped | None:
+        """Return, once, what a clamp has clipped whose result is cast."""
+        clamped = self._clamped.pop(id(source), None)
+        return clamped if clamped is not None and clamped.result() is source else None
 
     def _clamp(self, call: OpCall, _place: OpPlace) -> None:
         """Count elements that are clipped on purpose to the largest number of a format."""
@@ -200,10 +192,7 @@ class Fp8Casts(RoundingSensor):
         if limit not in LIMITS or not is_plain(values) or not is_plain(call.out):
             return
         fmt = next(fmt for fmt in FP8.values() if fmt.max == limit)
-        magnitude = values.detach().abs()
-        finite = magnitude.isfinite()
-        beyond = (finite & _is_beyond(magnitude, fmt)).sum()
-        largest = torch.where(finite, magnitude, 0.0).max().to(torch.float32)
+        _, _, beyond, largest = _magnitudes(values.detach(), fmt)
         if len(self._clamped) > MAX_SCALES:
             self._clamped.clear()
         self._clamped[id(call.out)] = _Clamped(weakref.ref(call.out), beyond, largest)
@@ -253,6 +242,16 @@ def _flags(
         return is_infinite, torch.zeros_like(is_infinite)
     is_excused = ~known.isfinite().all()
     return (known == 0).any() | (is_infinite & ~is_excused), is_excused
+
+
+def _magnitudes(
+    values: torch.Tensor, fmt: FloatFormat
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return magnitudes, where they are finite, how many of these are beyond a format, and the largest of them."""
+    magnitude = values.abs()
+    finite = magnitude.isfinite()
+    largest = torch.where(finite, magnitude, 0.0).max().to(torch.float32)
+    return magnitude, finite, (finite & _is_beyond(magnitude, fmt)).sum(), largest
 
 
 def _is_beyond(magnitude: torch.Tensor, fmt: FloatFormat) -> torch.Tensor:

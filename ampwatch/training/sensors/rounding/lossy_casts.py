@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ampwatch.diagnosis.evidence.rounding import LossyCast, OpSite
+from ampwatch.diagnosis.evidence.rounding import LossyCast
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.kernels.admission import is_plain
 from ampwatch.training.kernels.dtypes import FLOATS, HALF, MEASURED, name_of
@@ -49,9 +48,6 @@ MIN_EVIDENCE = 8
 MIN_VALUES = 8
 """Elements below which a tensor proves nothing."""
 
-MAX_FEW = 256
-"""Casts of fewer integers that are distinguished; those of several iterations are put together."""
-
 FIRST_SAMPLED = 64
 """Elements of floating-point tensors that are checked first: most are no integers."""
 
@@ -86,19 +82,29 @@ ROUNDED_SHARE = 0.25
 """Share of the elements of an integer dtype that must be rounded, where none become equal."""
 
 
+class _Result(NamedTuple):
+    """Where the result of a cast lies, or what was computed of it."""
+
+    storage: WeakStorage
+    address: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Result:
+        """Return where a tensor lies."""
+        return cls(WeakStorage(tensor.untyped_storage()), _address(tensor))
+
+
 class _Held(NamedTuple):
     """A cast outside of modules whose result was not used yet."""
 
-    result: WeakStorage  # storage of the result of the cast
-    address: int  # address of that
+    result: _Result
     cast: LossyCast  # evidence of the cast
 
 
 class _Angle(NamedTuple):
     """What was made of a cast of one number for each sample, as its time is."""
 
-    result: WeakStorage  # storage of it, or of what was computed of it
-    address: int  # address of that
+    result: _Result
     num_ops: int  # ops from the cast to it
     cast: LossyCast  # evidence of the cast, but for the largest number
     read: torch.Tensor  # the largest change of a number over the largest number, and that
@@ -124,7 +130,6 @@ class LossyCasts(RoundingSensor):
         self._vain = VainChecks()
         self._held: list[_Held] = []
         self._angles: list[_Angle] = []
-        self._few: dict[Hashable, set[float]] = {}
         self._handlers: dict[str, Callable[[OpCall, OpPlace], None]] = {
             **dict.fromkeys(CASTS, self._cast),
             "arange": self._range,
@@ -175,14 +180,8 @@ class LossyCasts(RoundingSensor):
         self._check(call, place, *cast_by(call))
 
     def _check(self, call: OpCall, place: OpPlace, source: Any, out: Any) -> None:
-        if not (is_plain(source) and is_plain(out)):
-            return
-        is_integer = source.dtype in INTEGERS
-        if source.numel() >= MIN_VALUES:
+        if is_plain(source) and is_plain(out) and source.numel() >= MIN_VALUES:
             self._compare(call, place, source, out)
-        # One number is a count as a rule, whose rounding does no harm.
-        elif is_integer and source.numel() > 1 and out.dtype in HALF:
-            self._gather(call, place, source, out)
 
     def _promote(self, call: OpCall, place: OpPlace) -> None:
         """Check an op on tensors of different dtypes: it casts one of them implicitly."""
@@ -205,7 +204,7 @@ class LossyCasts(RoundingSensor):
         count = len(values)
         site = self._place(call, place)
         dtype = name_of(out.dtype)
-        result = WeakStorage(out.untyped_storage()), _address(out)
+        result = _Result.of(out)
 
         def judge(read: list[float]) -> None:
             kept = int(read[0]) + 1
@@ -232,42 +231,57 @@ class LossyCasts(RoundingSensor):
         signature = place.module, source.dtype, out.dtype, source.shape
         if self._vain.are_enough(signature, self._step):
             return
-        # In host memory reading is no sync, so most casts are rejected here, before any sort.
-        if not is_integer:
-            first = thinned(source.detach(), FIRST_SAMPLED)
-            is_other = first.device.type == "cpu" and not all(map(float.is_integer, first.tolist()))
-            may_be_times = self._may_be_times(source, out) and len(self._angles) < MAX_HELD
-            if may_be_times and (is_other or first.device.type != "cpu"):
-                self._hold_times(call, place, source, out, signature)
-            elif is_other:
-                self._vain.add(signature)
-            if is_other:
-                return
+        if not is_integer and self._is_other(call, place, source, out, signature):
+            return
         values = head(source.detach(), MAX_COMPARED)
-        if values.device.type == "cpu":
-            largest: Any = values.abs().max().tolist()
-            if largest <= limit:
+        if values.device.type == "cpu" and values.abs().max().tolist() <= limit:
+            self._vain.add(signature)
+            return
+        site, count = self._place(call, place), len(values)
+        result, dtype = _Result.of(out), out.dtype
+
+        def judge(read: list[float]) -> None:
+            whole, largest, distinct, kept, rounded, evidence, ups, downs = read
+            is_whole = is_integer or (whole == count and evidence >= MIN_EVIDENCE)
+            is_large = is_whole and math.isfinite(largest) and largest > limit
+            lost = distinct - kept
+            collides = lost >= max(MIN_LOST, LOST_SHARE * distinct)
+            # Large ids and times may keep apart and still be rounded; small excess is left alone.
+            is_far = largest > 2 * limit and dtype in HALF
+            is_varied = is_integer and distinct >= MIN_VALUES
+            rounds = is_varied and is_far and rounded >= ROUNDED_SHARE * count
+            if not (is_large and (collides or rounds)):
                 self._vain.add(signature)
                 return
-        judge = partial(
-            self._judge,
-            self._place(call, place),
-            place,
-            out.dtype,
-            is_integer,
-            len(values),
-            (WeakStorage(out.untyped_storage()), _address(out)),
-            signature,
-        )
+            is_ordered = max(ups, downs) >= max(1.0, ORDERED_SHARE * (ups + downs))
+            numbers = count, int(distinct), int(kept), int(rounded)
+            cast = LossyCast(site, name_of(dtype), *numbers, largest, is_ordered=is_ordered)
+            self._report(cast, result, place)
+
         # What is left of a device's memory is the training's. The next cast may fit.
         with contextlib.suppress(torch.OutOfMemoryError):
             self._read(judge, *_compared(values, out.dtype, bits))
 
-    @staticmethod
-    def _may_be_times(source: torch.Tensor, out: torch.Tensor) -> bool:
-        """Whether a tensor has one number for each sample."""
+    def _is_other(
+        self,
+        call: OpCall,
+        place: OpPlace,
+        source: torch.Tensor,
+        out: torch.Tensor,
+        signature: Hashable,
+    ) -> bool:
+        """Whether floats are seen to be no integers; one number for each sample may be its time."""
+        # In host memory reading is no sync, so most casts are rejected here, before any sort.
+        first = thinned(source.detach(), FIRST_SAMPLED)
+        is_read = first.device.type == "cpu"
+        is_other = is_read and not all(map(float.is_integer, first.tolist()))
         is_row = source.numel() == max(source.shape) <= MAX_COMPARED and source.shape == out.shape
-        return is_row and out.dtype in HALF and not source.requires_grad
+        may_be_times = is_row and out.dtype in HALF and not source.requires_grad
+        if may_be_times and len(self._angles) < MAX_HELD and (is_other or not is_read):
+            self._hold_times(call, place, source, out, signature)
+        elif is_other:
+            self._vain.add(signature)
+        return is_other
 
     def _hold_times(
         self,
@@ -289,16 +303,14 @@ class LossyCasts(RoundingSensor):
             is_ordered=False,
         )
         read = torch.stack([lost / largest, largest])
-        self._angles.append(
-            _Angle(WeakStorage(out.untyped_storage()), _address(out), 0, cast, read, signature)
-        )
+        self._angles.append(_Angle(_Result.of(out), 0, cast, read, signature))
 
     def _follow_angles(self, call: OpCall) -> None:
         """Follow what is made of the times of a batch, up to a sine or a cosine."""
-        self._angles = [angle for angle in self._angles if not angle.result.expired()]
+        self._angles = [angle for angle in self._angles if not angle.result.storage.expired()]
         tensors = tensors_among(call.args)
         addresses = {_address(tensor) for tensor in tensors if is_plain(tensor)}
-        used = [angle for angle in self._angles if angle.address in addresses]
+        used = [angle for angle in self._angles if angle.result.address in addresses]
         out = call.out
         if not used:
             return
@@ -306,13 +318,9 @@ class LossyCasts(RoundingSensor):
             self._judge_angle(used[0], tensors[0])
         elif call.info.name in KEEP_SHARE and is_plain(out) and len(self._angles) < MAX_HELD:
             made = max(used, key=lambda angle: angle.num_ops)
-            if made.num_ops < MAX_OPS and _address(out) != made.address:
-                followed = made._replace(
-                    result=WeakStorage(out.untyped_storage()),
-                    address=_address(out),
-                    num_ops=made.num_ops + 1,
-                )
-                self._angles.append(followed)
+            if made.num_ops < MAX_OPS and _address(out) != made.result.address:
+                result, num_ops = _Result.of(out), made.num_ops + 1
+                self._angles.append(made._replace(result=result, num_ops=num_ops))
 
     def _judge_angle(self, angle: _Angle, phase: torch.Tensor) -> None:
         alike = angle.signature
@@ -330,98 +338,19 @@ class LossyCasts(RoundingSensor):
         if reached.device == angle.read.device:
             self._deferred.read(torch.cat([angle.read, reached[None]]), judge)
 
-    def _gather(
-        self, call: OpCall, place: OpPlace, source: torch.Tensor, out: torch.Tensor
-    ) -> None:
-        """Put integers together with those of other casts alike, until they are enough to judge.
-
-        A small batch has few time steps, and other ones in the next iteration.
-        """
-        signature = place.module, source.dtype, out.dtype, source.shape
-        if self._vain.are_enough(signature, self._step):
-            return
-        site = self._place(call, place)
-        dtype = out.dtype
-        result = WeakStorage(out.untyped_storage()), _address(out)
-
-        def judge(read: list[float]) -> None:
-            if signature not in self._few and len(self._few) >= MAX_FEW:
-                self._few.clear()
-            # Distinct ones: one value in many casts is one piece of evidence.
-            values = self._few.setdefault(signature, set())
-            values.update(read)
-            if len(values) < MIN_VALUES:
-                return
-            del self._few[signature]
-            rounded = sum(value != _rounded(value, dtype) for value in values)
-            kept = len({_rounded(value, dtype) for value in values})
-            largest = max(map(abs, values))
-            is_far = largest > 2 * LARGEST_INTEGER[dtype]
-            if not (is_far and rounded >= ROUNDED_SHARE * len(values)):
-                self._vain.add(signature)
-                return
-            numbers = len(values), len(values), kept, rounded
-            # What runs up from iteration to iteration is no row of positions.
-            cast = LossyCast(site, name_of(dtype), *numbers, largest, is_ordered=False)
-            self._report(cast, result, place)
-
-        self._deferred.read(source.float(), judge)
-
-    def _judge(
-        self,
-        site: OpSite,
-        place: OpPlace,
-        dtype: torch.dtype,
-        is_integer: bool,  # noqa: FBT001 - bound by name below
-        count: int,
-        result: tuple[WeakStorage, int],
-        signature: Hashable,
-        read: list[float],
-    ) -> None:
-        whole, largest, distinct, kept, rounded, evidence, ups, downs = read
-        is_whole = is_integer or (whole == count and evidence >= MIN_EVIDENCE)
-        if not (is_whole and math.isfinite(largest) and largest > LARGEST_INTEGER[dtype]):
-            self._vain.add(signature)
-            return
-        lost = distinct - kept
-        collides = lost >= max(MIN_LOST, LOST_SHARE * distinct)
-        # Large ids and times may keep apart and still be rounded; small excess is left alone.
-        is_far = largest > 2 * LARGEST_INTEGER[dtype] and dtype in HALF
-        is_varied = is_integer and distinct >= MIN_VALUES
-        rounds = is_varied and is_far and rounded >= ROUNDED_SHARE * count
-        if not (collides or rounds):
-            self._vain.add(signature)
-            return
-        is_ordered = max(ups, downs) >= max(1.0, ORDERED_SHARE * (ups + downs))
-        cast = LossyCast(
-            site,
-            name_of(dtype),
-            count,
-            int(distinct),
-            int(kept),
-            int(rounded),
-            largest,
-            is_ordered=is_ordered,
-        )
-        self._report(cast, result, place)
-
-    def _report(self, cast: LossyCast, result: tuple[WeakStorage, int], place: OpPlace) -> None:
+    def _report(self, cast: LossyCast, result: _Result, place: OpPlace) -> None:
         if place.is_inside:
             self._observe(cast)
-            return
-        reference, address = result
-        if address and len(self._held) < MAX_HELD:
-            self._held.append(_Held(reference, address, cast))
+        elif result.address and len(self._held) < MAX_HELD:
+            self._held.append(_Held(result, cast))
 
     def _follow(self, call: OpCall, place: OpPlace) -> None:
         """Check whether an op reads the result of a cast outside of the model."""
         # A storage that lives holds its memory: whatever is at its address is a view of it.
-        self._held = [held for held in self._held if not held.result.expired()]
-        if not self._held:
-            return
+        self._held = [held for held in self._held if not held.result.storage.expired()]
         tensors = tensors_among(call.args)
         addresses = {_address(tensor) for tensor in tensors if is_plain(tensor)}
-        used = [held for held in self._held if held.address in addresses]
+        used = [held for held in self._held if held.result.address in addresses]
         if not used:
             return
         if place.is_inside or has_grad(*tensors):
@@ -437,13 +366,11 @@ class LossyCasts(RoundingSensor):
         """Hold a result that was computed from held ones, unless it is only a summary of them."""
         for held in used:
             if out.numel() >= held.cast.num_values and len(self._held) < MAX_HELD:
-                self._held.append(
-                    _Held(WeakStorage(out.untyped_storage()), _address(out), held.cast)
-                )
+                self._held.append(_Held(_Result.of(out), held.cast))
 
 
 def _compared(values: torch.Tensor, dtype: torch.dtype, bits: int) -> tuple[torch.Tensor, ...]:
-    """Return the columns that ``_judge`` reads. Cost: one pass each, and a sort; no sync."""
+    """Return the columns that ``judge`` reads. Cost: one pass each, and a sort; no sync."""
     in_order = values.sort().values
     cast = in_order.to(dtype)
     magnitude = values.abs()
@@ -468,7 +395,3 @@ def _compared(values: torch.Tensor, dtype: torch.dtype, bits: int) -> tuple[torc
 
 def _address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _rounded(number: float, dtype: torch.dtype) -> float:
-    return float(torch.tensor(number, dtype=torch.float32).to(dtype))

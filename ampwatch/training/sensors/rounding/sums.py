@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd.function import BackwardCFunction
 
 from ampwatch.diagnosis.evidence.rounding import Stuck, SumSeen, What
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.training.hooks.sources import is_in_optimizer, is_in_users_hook, user_source
+from ampwatch.training.hooks.sources import is_in_optimizer, user_source
 from ampwatch.training.kernels.admission import is_plain
 from ampwatch.training.kernels.dtypes import HALF, name_of
 from ampwatch.training.ops.operands import has_grad, names_by_address, thinned
-from ampwatch.training.private import current_node, sequence_number
+from ampwatch.training.private import current_node
 from ampwatch.training.sensors.rounding.shadow import (
     RoundingSensor,
     Shadow,
@@ -24,8 +23,6 @@ from ampwatch.training.sensors.rounding.shadow import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
     from torch import Tensor
 
     from ampwatch.diagnosis.evidence.rounding import OpSite
@@ -51,12 +48,6 @@ LARGEST_SUM, LARGEST_IN_PLACE = 1024, 2**20
 LARGEST_INSIDE = 64
 """Elements of a running sum inside of modules, which is added to in place."""
 
-MIN_ALIKE = 4
-"""Elements of a tensor and a gradient that must be there, to tell whether one was made of the other."""
-
-COSINE = 0.99
-"""Cosine of the angle between a gradient and what was made of it, by a cast or a factor, at least."""
-
 
 class Sums(RoundingSensor):
     """Follows what is added up in half precision by ``a + b``, ``a += b`` and autograd.
@@ -66,8 +57,7 @@ class Sums(RoundingSensor):
     ===========  ========================================  ==============  ==============================
     running      anything without gradients, in forward    once            with itself, at each addition
     of a loop    by one module, with gradients             each iteration  with that in float32
-    of a leaf    its gradient, by autograd or its hooks    each iteration  with that in float32
-    in backward  in one call of a custom function          each iteration  with that in float32
+    of a leaf    its gradient, by autograd                 each iteration  with that in float32
     ===========  ========================================  ==============  ==============================
 
     A running sum is small, and inside of modules a scalar or added to in place: others are more likely a residual
@@ -88,8 +78,7 @@ class Sums(RoundingSensor):
         self._parameters: dict[int, str] = {}
         self._running = Shadows(MAX_SUMS)
         self._loops = Shadows(MAX_SUMS, drops=True)
-        self._gradients: dict[tuple[Hashable, int], Shadow] = {}
-        self._within: dict[tuple[Hashable, int], Shadow] = {}
+        self._gradients: dict[tuple[str, int], Shadow] = {}
         self._newest: dict[Shadow, Stuck] = {}
 
     def _begin(self) -> None:
@@ -108,8 +97,8 @@ class Sums(RoundingSensor):
     def _forget(self) -> None:
         self._weights.clear()
         self._parameters.clear()
-        for sums in (self._loops.known, self._gradients, self._within):
-            sums.clear()
+        self._loops.known.clear()
+        self._gradients.clear()
 
     def wants_op(self, info: OpInfo, *, in_backward: bool) -> bool:  # noqa: ARG002 - in both
         """Whether an op adds, or writes in place."""
@@ -123,8 +112,7 @@ class Sums(RoundingSensor):
         if getattr(call.out, "dtype", None) not in HALF:
             return True
         # Autograd makes new tensors as well.
-        node = current_node() if name == "add" else None
-        return node is not None and not isinstance(node, BackwardCFunction)
+        return name == "add" and current_node() is not None
 
     def op(self, event: Op) -> None:
         """Follow an addition, and end a running sum that is written to otherwise."""
@@ -234,60 +222,40 @@ class Sums(RoundingSensor):
     # Sums of gradients.
 
     def _add_in_backward(self, op: Op) -> None:
-        call, place = op
-        (before, addend), out, node = call.args[:2], call.out, current_node()
-        variable: Any = getattr(node, "variable", None)
-        if isinstance(node, BackwardCFunction):
-            # A forward pass that is repeated there is no sum of gradients, nor is what code generates.
-            is_sum = before.shape == out.shape == addend.shape and not has_grad(before, addend)
-            if is_sum and not place.is_inside and is_in_users_hook():
-                self._add_gradient(self._within, sequence_number(node), op)
-        elif call.info.name == "add_" and id(variable) in self._parameters:  # that of a leaf
-            if not before.numel() == addend.numel() == variable.numel():
-                return
-            if is_plain(variable) and before.data_ptr() == variable.data_ptr():
-                return  # an update
-            gradient, made_of = variable.grad, None
-            is_buffer = is_plain(gradient) and before.data_ptr() != gradient.data_ptr()
-            if is_buffer and addend.data_ptr() != gradient.data_ptr():
-                # An average of weights in a hook is no sum of gradients.
-                if gradient.device == addend.device and addend.numel() < MIN_ALIKE:
-                    return
-                made_of = _is_made_of(addend, gradient)
-            self._add_gradient(self._gradients, self._parameters[id(variable)], op, made_of)
-
-    def _add_gradient(
-        self,
-        sums: dict[tuple[Hashable, int], Shadow],
-        owner: Hashable,
-        op: Op,
-        made_of: Tensor | None = None,
-    ) -> None:
-        """Add up beside a sum what was added to it, if that was made of a gradient."""
         call = op.call
-        out, alpha = call.out, call.kwargs.get("alpha", 1)
+        before, addend = call.args[:2]
+        variable: Any = getattr(current_node(), "variable", None)
+        if call.info.name != "add_" or id(variable) not in self._parameters:
+            return
+        if not before.numel() == addend.numel() == variable.numel():
+            return
+        if is_plain(gradient := variable.grad) and before.data_ptr() == gradient.data_ptr():
+            self._add_gradient(self._parameters[id(variable)], op)
+
+    def _add_gradient(self, owner: str, op: Op) -> None:
+        """Add up beside the gradient of a parameter what was added to it."""
+        call = op.call
+        out = call.out
         now, added = now_of(out, OF_GRADIENT), added_of(call.args[1], out, OF_GRADIENT)
         if added is None:
             return
         # Unlike the addend, the sum has held something before: a gradient, as autograd adds nothing to the first one.
         additions = 2.0 - (now == added).all().float()
-        known = sums.pop((owner, call.args[0].data_ptr()), None)
+        known = self._gradients.pop((owner, call.args[0].data_ptr()), None)
         if known is None:
             known = Shadow(now, now.float(), additions)
             known.seen = 2
         else:
             # Decided on the device, as reading it would be a sync.
-            is_other = (torch.add(known.now, added, alpha=alpha).to(now.dtype) != now).any()
-            known.add(now, added, alpha)
-            known.begin(is_other if made_of is None else is_other | ~made_of, additions)
-        if sums is self._within and len(sums) >= MAX_SUMS:
-            del sums[next(iter(sums))]  # the one that was added to longest ago
-        sums[owner, out.data_ptr()] = known
+            is_other = (torch.add(known.now, added).to(now.dtype) != now).any()
+            known.add(now, added)
+            known.begin(is_other, additions)
+        self._gradients[owner, out.data_ptr()] = known
         if known.seen % GRADIENT_EVERY:
             return
-        site = self._site(op, out, f"param:{owner}" if sums is self._gradients else "")
+        site = self._site(op, out, f"param:{owner}")
         dtype, nonzero = name_of(out.dtype), added != 0
-        stuck = nonzero & is_stuck(now, added, alpha)
+        stuck = nonzero & is_stuck(now, added)
 
         def judge(read: list[float]) -> None:
             error, stuck, added, is_finite, additions = read
@@ -307,13 +275,3 @@ def _is_itself(call: OpCall) -> bool:
         return False
     into, source = call.args[:2]
     return bool(into.data_ptr() == source.data_ptr() and into.shape == source.shape)
-
-
-def _is_made_of(tensor: Tensor, gradient: Tensor) -> Tensor | None:
-    """Return whether a tensor is a gradient in another dtype or times a factor, on their device."""
-    if tensor.device != gradient.device:
-        return None
-    a = thinned(tensor.detach(), OF_GRADIENT).float()
-    b = thinned(gradient.detach().reshape(tensor.shape), OF_GRADIENT).float()
-    is_along: Tensor = (a * b).sum().abs() >= COSINE * a.norm() * b.norm()
-    return is_along

@@ -1,19 +1,23 @@
-"""Trainings without a watched scaler: their losses, and the steps that an unknown scaler has skipped."""
+"""Trainings without a watched scaler: their losses, the steps that an unknown scaler has skipped, and those that want one."""
 
 from __future__ import annotations
 
+from itertools import islice
 from threading import get_ident
 from typing import TYPE_CHECKING
 
 import torch
 
+from ampwatch.diagnosis.evidence.scaler import UnscaledStep
 from ampwatch.training.hooks.events import FactsChanged, ScaleSeen, StepMissed
 from ampwatch.training.hooks.sensor import Sensor
-from ampwatch.training.scalers.factors import SURE_SCALE, factor_at_root
+from ampwatch.training.model.graph import nodes_behind, nodes_of
+from ampwatch.training.private import metadata_of_node
+from ampwatch.training.scalers.factors import SURE_SCALE, factor_at_root, may_be_scaled
 from ampwatch.training.scalers.thrown_away import Contents, Gradients
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ampwatch.guard import Guard
     from ampwatch.training.hooks.events import BackwardBegan, OptimizerStepped, Scaled, Zeroed
@@ -26,6 +30,12 @@ floor. Once may be a backward for another purpose."""
 MIN_GONE = 1
 """Times in a row that gradients are thrown away at the same scale, without a step, after which is
 looked whether the next ones are finite. Twice as many each time, until some are not."""
+
+MAX_STEPS = 8
+"""Steps after which a training whose graphs were seen to lead through no float16 is left alone."""
+
+MAX_NODES = 4096
+"""Nodes of a graph that are looked at."""
 
 
 class MissedSteps(Sensor):
@@ -191,3 +201,67 @@ class RootLosses(Sensor):
         # What is infinite in float16 need not have been so before it was scaled.
         elif all(getattr(t, "dtype", None) is not torch.float16 for t in event.tensors):
             self._losses.add(event.tensors, divisor=scale)
+
+
+class UnscaledHalf(Sensor):
+    """Reports the first step of a training under float16 autocast whose loss no scaler has multiplied.
+
+    The graph behind the loss says whether gradients come out of float16: autocast may have been entered
+    for an evaluation. A loss that is multiplied by a constant which is large, or which only a device
+    knows, may be scaled by a scaler of the program's own, and nothing is claimed.
+
+    Cost:
+        Nothing before float16 autocast is seen; then 0.5 us a node, in one step as a rule.
+    """
+
+    name = "unscaled_half"
+    any_scaler = True
+    waking = frozenset({"facts_changed"})
+    is_dormant = True
+
+    def __init__(self, context: Context) -> None:
+        self._dtypes = context.autocast_dtypes
+        self._registry = context.registry
+        self._iteration = context.iteration
+        self._bus = context.bus
+        self._observe = context.observe
+        self._is_half = False
+        self._steps_left = MAX_STEPS
+
+    def facts_changed(self, _event: FactsChanged) -> None:
+        """Wake once float16 autocast is seen."""
+        self.is_dormant = not self._steps_left or "float16" not in self._dtypes
+
+    def scaled(self, event: Scaled) -> None:
+        """Claim nothing where a scaler that is not watched is used."""
+        if event.scaler.is_enabled():
+            self._end()
+
+    def backward_began(self, event: BackwardBegan) -> None:
+        """Look whether backward leads through float16, and whether its loss is scaled."""
+        if may_be_scaled(event.tensors, event.gradients):
+            self._end()
+        elif not self._is_half:
+            self._is_half = event.is_alone and _leads_through_half(event.tensors)
+
+    def optimizer_stepped(self, event: OptimizerStepped) -> None:
+        """Report a step with such gradients."""
+        if self._registry.index_of(event.optimizer) is None:
+            return
+        self._steps_left -= 1
+        if self._is_half and not self._bus.infers_scale:
+            self._observe(UnscaledStep(self._iteration.step))
+        if self._is_half or not self._steps_left:
+            self._end()
+
+    def _end(self) -> None:
+        self._steps_left, self.is_dormant = 0, True
+
+
+def _leads_through_half(roots: Sequence[object]) -> bool:
+    """Whether what backward computes for some node of a graph is in float16."""
+    return any(
+        taken.dtype is torch.float16
+        for node, _ in islice(nodes_behind(nodes_of(roots)), MAX_NODES)
+        for taken in metadata_of_node(node)
+    )

@@ -4,16 +4,14 @@ Nothing is patched: a scheduler counts its own steps in ``last_epoch``. It knows
 its optimizer, but not the other way round, so it is searched for among the
 objects of the garbage collector that refer to the optimizer: at its first step through an
 enabled scaler, which alone skips steps, and again when a learning rate moves that no known scheduler has
-moved. If there is none then, the program sets its learning rates itself.
+moved.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
 from torch.optim.lr_scheduler import LRScheduler
 
 from ampwatch.training.hooks.events import SchedulerStepped
@@ -28,30 +26,6 @@ if TYPE_CHECKING:
 
 MAX_SEARCHES = 8
 """Searches in a run. A user who sets learning rates by hand has no scheduler to be found."""
-
-MIN_RUN = 3
-"""Moves in one direction after which rates that the program sets are those of a schedule."""
-
-MAX_TURNS = 0.25
-"""Share of the moves that turn round, up to which they are. Rates that follow the size of a batch turn at half of them."""
-
-
-class _RateMoves(Struct):
-    """Moves of a learning rate that no scheduler has made."""
-
-    moves: int = 0  # how many there were
-    turns: int = 0  # how many of them went in the other direction than the one before
-    run: int = 0  # how many in a row went in one direction
-    is_up: bool = True  # the direction of the newest
-
-    def is_schedule_after(self, *, is_up: bool) -> bool:
-        """Take in a move; return whether the moves are those of a schedule."""
-        is_turn = self.moves > 0 and is_up is not self.is_up
-        self.moves += 1
-        self.turns += is_turn
-        self.run = 1 if is_turn else self.run + 1
-        self.is_up = is_up
-        return self.run >= MIN_RUN and self.turns <= MAX_TURNS * self.moves
 
 
 class SchedulerSensor(Sensor):
@@ -71,7 +45,6 @@ class SchedulerSensor(Sensor):
         self._found: list[tuple[weakref.ref[Any], weakref.ref[Any]]] = []
         self._counts: dict[int, int] = {}
         self._rates: dict[int, list[Any]] = {}
-        self._moves: dict[int, _RateMoves] = defaultdict(_RateMoves)
         self._searches = 0
 
     def removed(self) -> None:
@@ -79,7 +52,6 @@ class SchedulerSensor(Sensor):
         self._found.clear()
         self._counts.clear()
         self._rates.clear()
-        self._moves.clear()
 
     def step_began(self, event: StepBegan) -> None:
         """Compare the counts of the schedulers of an optimizer with those of its last step."""
@@ -102,10 +74,7 @@ class SchedulerSensor(Sensor):
             self._search(optimizer)
             self._any_advanced(optimizer)  # counts from here on
             return False
-        is_new = self._is_moved_by_new(optimizer)
-        if is_new is not None:
-            return is_new
-        return self._moves[id(optimizer)].is_schedule_after(is_up=rates > before)
+        return self._is_moved_by_new(optimizer)
 
     def seen(self, optimizer: Optimizer) -> tuple[tuple[Any, ...], tuple[tuple[Any, Any], ...]]:
         """Return what is the same while its schedule does not move, by identity.
@@ -130,17 +99,17 @@ class SchedulerSensor(Sensor):
             if getattr(scheduler, "optimizer", None) is optimizer
         ]
 
-    def _is_moved_by_new(self, optimizer: Optimizer) -> bool | None:
-        """Whether a scheduler that was not known has moved a rate; ``None`` where there is none."""
+    def _is_moved_by_new(self, optimizer: Optimizer) -> bool:
+        """Whether a scheduler that was not known has moved a rate."""
         if self._searches >= MAX_SEARCHES:
-            return None
+            return False
         self._searches += 1
         known = self._of(optimizer)
         self._search(optimizer)
         new = [s for s in self._of(optimizer) if not any(s is k for k in known)]
         self._any_advanced(optimizer)
         # One that was only made sets the rate as well, and has made no step.
-        return any(getattr(s, "last_epoch", 0) > 0 for s in new) if new else None
+        return any(getattr(s, "last_epoch", 0) > 0 for s in new)
 
     def _any_advanced(self, optimizer: Optimizer) -> bool:
         any_advanced = False

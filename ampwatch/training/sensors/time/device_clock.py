@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ampwatch.training.devices import Timer
+    from ampwatch.training.devices import Event
     from ampwatch.wire.records import Phases
 
 MAX_MARKS = 1024
@@ -28,7 +28,7 @@ class _Mark(NamedTuple):
     """A point of the stream."""
 
     place: int  # which moment of the iteration it is; -1 for its beginning
-    timer: Timer  # the event
+    timer: Event
 
 
 class _Timed(NamedTuple):
@@ -118,8 +118,7 @@ class DeviceClock:
         found: list[tuple[int, Phases]] = []
         while self._flying and not is_capturing():
             step, _, marks, phases = self._flying[0]
-            last: Any = marks[-1].timer
-            if not last.query():
+            if not marks[-1].timer.query():
                 break
             self._flying.popleft()
             spent = [0.0] * len(StepPhase)

@@ -128,7 +128,7 @@ class WindowSensor(Sensor):
         self._requests = Requests(context.out)
         self._charged_ns = 0
         self.newest: WindowRecord | None = None
-        self._others = OtherProfilers(self._give_way)
+        self._others = OtherProfilers(lambda reason: self._guard.run(self.give_way, reason))
         if self._is_automatic:
             gap_s = BY_ITSELF_SECONDS
         self._schedule = WindowSchedule(gap_s, settings.overhead_budget)
@@ -148,7 +148,6 @@ class WindowSensor(Sensor):
         self._reported_skips = 0
         self._evidence: Window | None = None
         self._census: OpCensus | None = None
-        self._ended_with = -1
         self._step = 0
 
     def installed(self) -> None:
@@ -177,11 +176,10 @@ class WindowSensor(Sensor):
         self.boundary(iteration.step + 1, iteration.duration_s, sampled=sampled)
         if was_open or self._open is not None:
             self._governor.is_held = self.is_open
-            self._governor.owe(self.cost_ns - self._charged_ns)
-            self._charged_ns = self.cost_ns
-        if self._census is not None or self._evidence is not None:
-            iteration.census = iteration.census or self.census(iteration.step)
-            iteration.window = self.take(iteration.step)
+            self._governor.owe(self._totals.cost_ns - self._charged_ns)
+            self._charged_ns = self._totals.cost_ns
+        iteration.window, census = self.take()
+        iteration.census = iteration.census or census
 
     @property
     def batched(self) -> frozenset[str]:
@@ -212,11 +210,6 @@ class WindowSensor(Sensor):
     def is_open(self) -> bool:
         """Whether the profiler is on: while it is, nothing else is measured."""
         return self._open is not None
-
-    @property
-    def cost_ns(self) -> int:
-        """Cost of windows so far, without the first start. Unit: ns."""
-        return self._totals.cost_ns
 
     def boundary(self, step: int, duration_s: float, *, sampled: bool) -> None:
         """Open, advance or close a window between two iterations.
@@ -249,21 +242,11 @@ class WindowSensor(Sensor):
             self._abandon()
             raise
 
-    def take(self, step: int) -> Window | None:
-        """Return the kernels of a window that had ended with iteration ``step``, once."""
-        if self._evidence is None or self._ended_with > step:
-            return None
-        window = self._evidence
-        self._evidence = None
-        return window
-
-    def census(self, step: int) -> OpCensus | None:
-        """Return the ops of a window that had ended with iteration ``step``, once, if any."""
-        if self._census is None or self._ended_with > step:
-            return None
-        census = self._census
-        self._census = None
-        return census
+    def take(self) -> tuple[Window | None, OpCensus | None]:
+        """Return the kernels of a window that has ended, and its ops, once."""
+        taken = self._evidence, self._census
+        self._evidence = self._census = None
+        return taken
 
     def not_seen(self) -> list[str]:
         """Return, in sentences, which windows are missing and why."""
@@ -317,7 +300,7 @@ class WindowSensor(Sensor):
             # A thread that ends under a recording crashes the process.
             self._is_elsewhere = True
             if request is not None:
-                self._refuse(request, ELSEWHERE)
+                self._requests.refuse(request, ELSEWHERE)
         elif self._others.are_active:
             self._hold_back(WindowSkip.PROFILER, request)
         elif is_capturing():
@@ -352,10 +335,7 @@ class WindowSensor(Sensor):
         elif reason is WindowSkip.CAPTURE:
             self._pending = request
         else:
-            self._refuse(request, "another profiler is active in this training")
-
-    def _refuse(self, request: Request, why_not: str) -> None:
-        self._requests.refuse(request, why_not)
+            self._requests.refuse(request, "another profiler is active in this training")
 
     def _start(self, request: Request | None) -> None:
         began_ns = self._clock.monotonic_ns()
@@ -415,7 +395,6 @@ class WindowSensor(Sensor):
         else:
             totals.add(found, window.seen, wall_ns)
         self._answer(window, recording, found, wall_ns)
-        self._ended_with = self._step - 1
         if found is not None and found.times:
             self._evidence = Window(
                 step=window.step,
@@ -509,9 +488,6 @@ class WindowSensor(Sensor):
         grown = resident_bytes() - before
         self._totals.memory_bytes = max(self._totals.memory_bytes + grown, 0)
 
-    def _give_way(self, reason: WindowSkip | None) -> None:
-        self._guard.run(self.give_way, reason)
-
     def give_way(self, reason: WindowSkip | None) -> None:
         """Give way to somebody about to profile, to capture a graph, or (``None``) to evaluate."""
         window = self._open
@@ -533,7 +509,7 @@ class WindowSensor(Sensor):
         self._charge(window, 0)
         self._totals.stop_ns += self._clock.monotonic_ns() - began_ns
         if reason is WindowSkip.PROFILER and window.request is not None:
-            self._refuse(window.request, "another profiler was started in this training")
+            self._requests.refuse(window.request, "another profiler was started in this training")
         else:
             self._pending = window.request
         if reason is not None and window.request is None:
@@ -559,7 +535,7 @@ class WindowSensor(Sensor):
         request = self._pending
         if request is not None and self._forked_in_a_row > MAX_GIVEN_WAY:
             self._pending = None
-            self._refuse(request, "this training forks processes repeatedly")
+            self._requests.refuse(request, "this training forks processes repeatedly")
 
     def end_now(self) -> None:
         """Close the window, if one is open and of this process."""

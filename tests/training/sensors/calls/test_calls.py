@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from ampwatch.diagnosis.evidence.calls import (
     AutocastBackward,
     MixedGradients,
+    MixedScales,
     NonfiniteClip,
     ScaledClip,
     ScaledStep,
@@ -23,7 +24,9 @@ from ampwatch.training.sensors.calls.autocast_backward import AutocastBackwardSe
 from ampwatch.training.sensors.calls.clipping import ClippingSensor
 from ampwatch.training.sensors.calls.gradient_contents import GradContents
 from ampwatch.training.sensors.calls.gradient_use import FOLLOWED, FOLLOWED_STEPS, GradientUseSensor
+from ampwatch.training.transfer.deferred import Deferred
 from tests.training.bench import Bench
+from tests.training.sensors.late import FakeDevice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -282,6 +285,28 @@ def test_a_step_around_the_scaler_is_seen_at_once_and_late() -> None:
 
     assert [type(o) for o in observations(always, steps=3)] == [ScaledStep] * 3
     assert observations(late, steps=60)[0].step <= 51
+
+
+def test_gradients_of_two_scales_are_reported_once_their_scales_have_arrived() -> None:
+    """Scales on a device are not waited for; the one of the newest update arrives last."""
+    t, device = Training(), FakeDevice()
+    bench = Bench([t.model], t.scaler, parts={"deferred": Deferred(device)})
+    bench.install(GradientUseSensor(bench.context))
+    try:
+        t.scaler.scale(t.loss()).backward()
+        t.scaler.update(64.0)
+        t.scaler.scale(t.loss()).backward()
+        t.scaler.step(t.optimizer)
+        t.scaler.update()
+        before = [type(seen) for seen in bench.seen]
+        device.done = device.recorded
+        bench.context.deferred.poll()
+    finally:
+        bench.remove()
+
+    found = [seen for seen in bench.seen if isinstance(seen, MixedScales)]
+    assert MixedScales not in before
+    assert [(seen.other, seen.scale, seen.updates) for seen in found] == [(16.0, 64.0, 1)]
 
 
 def test_a_closure_that_scales_is_seen() -> None:

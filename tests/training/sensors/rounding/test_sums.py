@@ -10,7 +10,6 @@ from torch import nn
 
 from ampwatch.diagnosis.evidence.rounding import What
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.training.ops.events import OpPlace
 from ampwatch.training.sensors.rounding.sums import LOOP_EVERY, Sums
 from tests.training.sensors.listening import EVALUATED, STEPPED, Listening, inside
 
@@ -61,46 +60,11 @@ def in_a_loop(add: Callable[[Any, Any], Any], dtype: torch.dtype) -> list[Any]:
     return listening.seen
 
 
-class _Solver(torch.autograd.Function):
-    """Adds up the gradient of its weight in one backward, in many steps, each a function of the sum and of a term."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, step: Any, dtype: torch.dtype
-    ) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.step, ctx.dtype = step, dtype
-        return x * weight
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
-        x, weight = ctx.saved_tensors
-        total = torch.zeros_like(weight, dtype=ctx.dtype)
-        for _ in range(TERMS):
-            total = ctx.step(total, (gradient * x).to(ctx.dtype))
-        return gradient * weight, total.to(weight.dtype), None, None
-
-
-def in_backward(
-    step: Callable[[Any, Any], Any], dtype: torch.dtype = torch.bfloat16, calls: int = 1
-) -> list[Any]:
-    """Return what is seen of ones that a custom function adds up in its backward."""
-    weight = torch.rand(8, requires_grad=True)
-    listening = Listening(Sums)
-    listening.place = OpPlace(Phase.BACKWARD, "ode", is_inside=False)
-    x = torch.ones(8)
-    losses = [_Solver.apply(x, weight, step, dtype).sum() for _ in range(calls)]  # type: ignore[no-untyped-call]
-    with listening:
-        torch.stack(losses).sum().backward()
-    return listening.seen
-
-
 @pytest.mark.parametrize(
     ("summed", "add", "what", "where"),
     [
         *((running, add, What.RUNNING_SUM, "loss") for add in WAYS),
         *((in_a_loop, add, What.LOOP_SUM, "pool") for add in WAYS),
-        *((in_backward, add, What.GRADIENT_SUM, "ode") for add in WAYS[:2]),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -335,121 +299,3 @@ def test_what_is_lost_is_counted_element_by_element() -> None:
             model(x).sum().backward()
 
     assert [(s.additions, s.lost) for s in listening.seen] == [(16, 0.5)]
-
-
-class _Hooked:
-    """A model whose only weight calls a hook after each of many backward passes.
-
-    Args:
-        hook: Called with the parameter and a buffer in bfloat16.
-        passes: How many.
-        weight: The dtype of the weight.
-    """
-
-    def __init__(
-        self,
-        hook: Callable[[Any, torch.Tensor], Any],
-        passes: int,
-        weight: torch.dtype = torch.float32,
-    ) -> None:
-        torch.manual_seed(0)
-        model = nn.Linear(8, 4, bias=False).to(weight)
-        self.buffer = torch.zeros(4, 8, dtype=torch.bfloat16)
-        self.exact = torch.zeros(4, 8, dtype=torch.float64)
-
-        def collect(p: torch.Tensor) -> None:
-            assert p.grad is not None
-            self.exact += p.grad
-            with torch.no_grad():
-                hook(p, self.buffer)
-            p.grad = None
-
-        model.weight.register_post_accumulate_grad_hook(collect)  # type: ignore[arg-type]
-        listening = Listening(Sums, model)
-        listening.place = inside("", Phase.BACKWARD)
-        with listening:
-            for _ in range(passes):
-                model(torch.rand(2, 8).to(weight)).float().mean().backward()
-        self.seen = listening.seen
-
-
-@pytest.mark.parametrize(
-    ("factor", "collect"),
-    [
-        (1, lambda p, buffer: buffer.view(-1).add_(p.grad.view(-1).to(buffer.dtype))),
-        (4, lambda p, buffer: buffer.add_(p.grad, alpha=0.25)),
-        (4, lambda p, buffer: buffer.add_(p.grad / 4)),
-    ],
-)
-def test_a_buffer_of_a_hook_in_which_gradients_in_float32_are_added_up(
-    factor: int, collect: Callable[[Any, torch.Tensor], Any]
-) -> None:
-    """The dtype of the sum is what counts, times whatever factor."""
-    hooked = _Hooked(collect, 320)
-    (summed,) = hooked.seen
-    exact = hooked.exact / factor
-    error = float((hooked.buffer.double() - exact).norm() / exact.norm())
-
-    assert (summed.site.where, summed.dtype) == ("param:weight", "bfloat16")
-    assert summed.additions == pytest.approx(320, abs=8)
-    assert summed.error == pytest.approx(error, rel=0.15)
-
-
-def _momentum(p: Any, buffer: torch.Tensor) -> None:
-    buffer.mul_(0.9).add_(p.grad)
-    p.add_(buffer, alpha=-0.1)
-
-
-def _average(p: Any, buffer: torch.Tensor) -> None:
-    buffer.add_((p - buffer) * 0.1)
-
-
-@pytest.mark.rotating
-@pytest.mark.parametrize(
-    "hook",
-    [
-        lambda p, _: p.add_(p.grad, alpha=-1e-3),
-        lambda p, _: p.data.add_(-1e-3 * p.grad),
-        _momentum,
-        _average,
-        lambda p, buffer: buffer.add_(p.grad.square()),
-        lambda p, buffer: buffer[0].add_(p.grad.norm()),
-        lambda p, buffer: buffer.zero_().add_(p.grad),
-        lambda p, buffer: buffer.float().add_(p.grad),
-    ],
-)
-def test_other_additions_in_hooks_are_no_sums_of_gradients(
-    hook: Callable[[Any, torch.Tensor], Any],
-) -> None:
-    """Updates of the parameter, momentum, averages of weights, sums of squares, statistics."""
-    seen = _Hooked(hook, 64, torch.bfloat16).seen
-
-    assert [s for s in seen if s.additions > 2] == []
-
-
-@pytest.mark.parametrize("step", WAYS[:2])
-def test_each_call_of_a_custom_function_has_a_sum_of_its_own(
-    step: Callable[[Any, Any], Any],
-) -> None:
-    """By the name of the module that has called it."""
-    seen = in_backward(step, calls=2)
-
-    assert [s.site.where for s in seen] == ["ode", "ode"]
-    # Half of it is 256 terms, from where on one more has no effect.
-    assert [s.additions for s in seen] == [pytest.approx(TERMS, abs=8)] * 2
-    assert [(s.error, s.lost) for s in seen] == [(pytest.approx(0.5, abs=0.01), 1.0)] * 2
-
-
-@pytest.mark.rotating
-@pytest.mark.parametrize(
-    "step",
-    [
-        lambda total, term: total.float().add_(term),
-        lambda total, term: total.mul_(0.5).add_(term),
-        lambda total, term: total * 0.5 + term,
-        lambda total, term: torch.lerp(total, term, 0.1),
-    ],
-)
-def test_a_recurrence_in_a_custom_function_is_no_sum(step: Callable[[Any, Any], Any]) -> None:
-    """Nor is a sum in float32 one that loses anything."""
-    assert [s for s in in_backward(step) if s.additions > 2] == []

@@ -176,8 +176,8 @@ def test_a_scheduler_made_between_set_up_and_the_first_step_is_seen() -> None:
     assert [*seen, watched.moved(optimizer)] == [False, True]
 
 
-def test_rates_set_by_hand_are_a_schedule_and_end_the_searching() -> None:
-    """Once they have moved three times. Looking through all objects is not repeated for ever."""
+def test_rates_set_by_hand_are_no_schedule_and_end_the_searching() -> None:
+    """Looking through all objects is not repeated for ever."""
     optimizer = _optimizer()
     watched = Watched()
     seen = []
@@ -185,21 +185,8 @@ def test_rates_set_by_hand_are_a_schedule_and_end_the_searching() -> None:
         optimizer.param_groups[0]["lr"] = 1.0 / (step // 2 + 1)
         seen.append(watched.moved(optimizer))
 
-    moves = [step for step in range(1, 50) if step % 2 == 0]
-    assert [step for step, moved in enumerate(seen) if moved] == moves[2:]
+    assert not any(seen)
     assert watched.sensor._searches == MAX_SEARCHES
-
-
-def test_rates_that_follow_the_size_of_a_batch_are_no_schedule() -> None:
-    """They go up and down, whatever was skipped."""
-    optimizer = _optimizer()
-    watched = Watched()
-    seen = []
-    for samples in [16, 9, 12, 13, 15, 3, 8, 16, 1, 2, 5, 9, 7, 14, 4, 6, 10, 2, 16, 11]:
-        optimizer.param_groups[0]["lr"] = 0.1 * samples / 16
-        seen.append(watched.moved(optimizer))
-
-    assert sum(seen) <= 2
 
 
 def test_a_scheduler_is_found_wherever_its_attributes_lie() -> None:

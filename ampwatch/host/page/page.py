@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
@@ -39,8 +38,8 @@ from ampwatch.wire.records import StepPhase
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ampwatch.host.fleet import Cursor as HistoryCursor
     from ampwatch.host.fleet import Fleet, RankView
+    from ampwatch.host.fleet.span_history import HistoryPosition
     from ampwatch.report.verdict import RunVerdict
     from ampwatch.wire.records import Finding
 
@@ -79,7 +78,7 @@ class _Moment:
 class Feed:
     """The state of a fleet for the page.
 
-    Thread-safe; one feed serves any number of clients.
+    For one thread; one feed serves any number of clients.
 
     Args:
         fleet: What to show.
@@ -106,9 +105,7 @@ class Feed:
         self._clock = clock
         self._step_aside = step_aside
         self._patience = 0.0
-        # Not the fleet's: that one is let go of between the ranks, so that a scrape can have it.
-        self._making = threading.Lock()
-        self._series: dict[RankView, tuple[HistoryCursor | None, bool, dict[str, Row]]] = {}
+        self._series: dict[RankView, tuple[HistoryPosition | None, bool, dict[str, Row]]] = {}
         self._ranges: dict[RankView, RangeState] = {}
         self._precision: dict[RankView, PrecisionState] = {}
         self._changes: dict[RankView, dict[tuple[object, ...], tuple[str, ...]]] = {}
@@ -124,31 +121,27 @@ class Feed:
             max_age: Age of a state, made for another client, that will do as well. Then many
                 open pages cost little more than one. Unit: s.
         """
-        return self._of(None, max_age)
+        return self.shown(None, max_age)
 
-    def shown(self, shown: Shown, max_age: float = 0.0) -> State:
+    def shown(self, shown: Shown | None, max_age: float = 0.0) -> State:
         """Return everything about the ranks that somebody looks at, and a line for each other one.
 
         Args:
-            shown: Those ranks.
+            shown: Those ranks; ``None`` for all.
             max_age: As for ``full``. What is about all ranks is made once for all who ask. Unit: s.
         """
-        return self._of(shown, max_age)
-
-    def _of(self, shown: Shown | None, max_age: float) -> State:
-        with self._making:
-            now = self._clock()
-            self._patience = MAX_ASIDE_SECONDS
-            before = time.thread_time()
-            # Below 0 where the clock was set back: that moment could be kept for hours.
-            if not 0.0 <= now - self._moment.at < max_age:
-                self._moment = self._at(now)
-            moment = self._moment
-            is_shown = None if shown is None else there(moment.lines, shown)
-            if (state := moment.states.get(is_shown)) is None:
-                state = moment.states[is_shown] = self._whole_state(moment, is_shown)
-            moment.seconds += time.thread_time() - before
-            return state
+        now = self._clock()
+        self._patience = MAX_ASIDE_SECONDS
+        before = time.thread_time()
+        # Below 0 where the clock was set back: that moment could be kept for hours.
+        if not 0.0 <= now - self._moment.at < max_age:
+            self._moment = self._at(now)
+        moment = self._moment
+        is_shown = None if shown is None else there(moment.lines, shown)
+        if (state := moment.states.get(is_shown)) is None:
+            state = moment.states[is_shown] = self._whole_state(moment, is_shown)
+        moment.seconds += time.thread_time() - before
+        return state
 
     @property
     def usual_age(self) -> float:
@@ -270,12 +263,12 @@ class Feed:
     def _series_of(self, rank: RankView) -> dict[str, Row]:
         """Return the rows of ``rank``, built anew only where its history has changed."""
         on_device = rank.phase_times.on_device is not None
-        cursor, was_on_device, rows = self._series.get(rank, (None, on_device, {}))
+        place, was_on_device, rows = self._series.get(rank, (None, on_device, {}))
         # The first word of a device makes all rows other ones: they have its phases then.
-        update = rank.history.since(cursor if on_device == was_on_device else None)
-        fresh = {str(b.first_step): bucket_row(b, on_device=on_device) for b in update.buckets}
-        rows = fresh if update.everything else {**rows, **fresh}
-        self._series[rank] = update.cursor, on_device, rows
+        news = rank.history.since(place if on_device == was_on_device else None)
+        fresh = {str(b.first_step): bucket_row(b, on_device=on_device) for b in news.spans}
+        rows = fresh if news.everything else {**rows, **fresh}
+        self._series[rank] = news.place, on_device, rows
         return rows
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -30,7 +29,7 @@ GIB = 1 << 30
 
 
 class RankLists:
-    """The list of the ranks of a fleet. Thread-safe; one serves any number of clients.
+    """The list of the ranks of a fleet. For one thread; one serves any number of clients.
 
     Args:
         fleet: What to list.
@@ -51,21 +50,19 @@ class RankLists:
         self._clock = clock
         self._step_aside = step_aside
         self._links = Links.of(fleet.settings)
-        self._making = threading.Lock()
         self._made_at = -math.inf
         self._seconds = 0.0
         self._sent = b""
 
     def sent(self) -> bytes:
         """Return the list as it is sent, at most ``MAX_AGE_SECONDS`` old."""
-        with self._making:
-            age = self._clock() - self._made_at
-            if not 0.0 <= age < min(MAX_AGE_SECONDS, 9.0 * self._seconds):
-                before = time.thread_time()
-                self._made_at = self._clock()
-                self._sent = packed(self.made())
-                self._seconds = time.thread_time() - before
-            return self._sent
+        age = self._clock() - self._made_at
+        if not 0.0 <= age < min(MAX_AGE_SECONDS, 9.0 * self._seconds):
+            before = time.thread_time()
+            self._made_at = self._clock()
+            self._sent = packed(self.made())
+            self._seconds = time.thread_time() - before
+        return self._sent
 
     def made(self) -> RankList:
         """Return the list as of now."""
@@ -91,7 +88,7 @@ def _row(
     run: str, rank: RankView, of_run: RunVerdict, gpu: str, links: dict[str, str], now: float
 ) -> RankRow:
     verdict = of_run.by_rank[rank.identity.rank]
-    spans = rank.history.buckets[-MAX_SPANS:]
+    spans = rank.history.spans[-MAX_SPANS:]
     phases = rank.phase_times.breakdown
     return RankRow(
         run=run,

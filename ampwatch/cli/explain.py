@@ -16,14 +16,6 @@ if TYPE_CHECKING:
 
     from ampwatch.report.pages import Page
 
-MOVED = {
-    **dict.fromkeys(("alerts", "dashboards", "deploy", "fleet", "grafana"), "operate"),
-    **dict.fromkeys(("block-formats", "diff", "errors", "plan", "precision"), "lab"),
-    "acting": "callbacks",
-    "zero-code": "run-without-edits",
-}
-"""Guides by the names that they had, until the next release."""
-
 HELP = "explain a kind of finding or an alert, and what to do"
 
 DESCRIPTION = """\
@@ -95,13 +87,12 @@ def run(args: argparse.Namespace) -> int:
         from ampwatch.cli.explain_finding import explain_findings  # noqa: PLC0415 - likewise
 
         return explain_findings(args.names, args.run, _print_pages, known)
-    names = [MOVED.get(name, name) for name in args.names]
-    if unknown := [name for name in names if name not in known]:
+    if unknown := [name for name in args.names if name not in known]:
         print("\n".join(_no_page(name, known) for name in unknown), file=sys.stderr)
         return NO_PAGE
     with piped():
-        if names:
-            _print_pages([known[name] for name in names])
+        if args.names:
+            _print_pages([known[name] for name in args.names])
         else:
             print(encodable("\n".join(_listed(known))))
     return 0

@@ -58,29 +58,17 @@ class Trouble(NamedTuple):
         return self.score - (len(REASONS) - REASONS.index(self.reason) if self.reason else 0)
 
 
-def worst(topics: Mapping[Topic, RangeRecord], lost: float, tolerated: float) -> Trouble:
-    """Return the worst trouble of a module.
-
-    Args:
-        topics: The newest record of each topic.
-        lost: Share of its gradient that is lost (``limits.lost_share``).
-        tolerated: Share of a gradient that may be lost.
-    """
-    return max(judged(topics, lost, tolerated), key=lambda one: one.score)
-
-
-def notable(topics: Mapping[Topic, RangeRecord], lost: float, tolerated: float) -> set[str]:
+def notable(topics: Mapping[Topic, RangeRecord], troubles: Iterable[Trouble]) -> set[str]:
     """Return all that is notable of a module, to compare ranks by: reasons, and where from.
 
     Gradients are infinite on every rank now and then, while the scale is sought; outputs and
     weights are not. So what is not finite is kept by topic.
 
     Args:
-        topics: As for ``worst``, like the others.
-        lost: Share of its gradient that is lost.
-        tolerated: Share of a gradient that may be lost.
+        topics: The newest record of each topic.
+        troubles: What they were judged to be.
     """
-    reasons = {one.reason for one in judged(topics, lost, tolerated) if one.reason}
+    reasons = {one.reason for one in troubles if one.reason}
     return reasons | {f"nonfinite {topic.name}" for topic in topics if nonfinite((topics[topic],))}
 
 
@@ -90,8 +78,8 @@ def judged(
     """Return one trouble for each reason, in the order of ``REASONS``, the worst first.
 
     Args:
-        topics: As for ``worst``, like the others.
-        lost: Share of its gradient that is lost.
+        topics: The newest record of each topic.
+        lost: Share of its gradient that is lost (``limits.lost_share``).
         tolerated: Share of a gradient that may be lost.
     """
     return (

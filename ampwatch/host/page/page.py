@@ -50,9 +50,6 @@ PHASES = tuple((phase.label, phase.words) for phase in StepPhase)
 MAX_AGE_SECONDS = 5.0
 """Age of a state up to which it is shown on a page, where making one takes long. Unit: s."""
 
-MAX_ASIDE_SECONDS = 2.0
-"""Time that making a state waits for scrapes at most: scrapes without end must not stop pages."""
-
 
 @dataclass(eq=False)
 class _Moment:
@@ -83,9 +80,10 @@ class Feed:
     Args:
         fleet: What to show.
         clock: Returns the Unix time in seconds.
-        step_aside: Called between small pieces of work, with the longest time that it may wait
-            for something urgent; returns what is left of that. Unit: s.
         lists_ended: Returns whether the daemon lists runs that have ended.
+
+    Attributes:
+        fleet: What is shown.
 
     Cost:
         A full state of one rank is at most about 100 kB of JSON, a change some hundred bytes;
@@ -97,14 +95,11 @@ class Feed:
         self,
         fleet: Fleet,
         clock: Callable[[], float] = time.time,
-        step_aside: Callable[[float], float] = lambda seconds: seconds,
         lists_ended: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._fleet = fleet
+        self.fleet = fleet
         self._lists_ended = lists_ended
         self._clock = clock
-        self._step_aside = step_aside
-        self._patience = 0.0
         self._series: dict[RankView, tuple[HistoryPosition | None, bool, dict[str, Row]]] = {}
         self._ranges: dict[RankView, RangeState] = {}
         self._precision: dict[RankView, PrecisionState] = {}
@@ -131,7 +126,6 @@ class Feed:
             max_age: As for ``full``. What is about all ranks is made once for all who ask. Unit: s.
         """
         now = self._clock()
-        self._patience = MAX_ASIDE_SECONDS
         before = time.thread_time()
         # Below 0 where the clock was set back: that moment could be kept for hours.
         if not 0.0 <= now - self._moment.at < max_age:
@@ -148,25 +142,21 @@ class Feed:
         """The age that a state must reach so that making them takes a tenth of a core at most."""
         return min(MAX_AGE_SECONDS, 9.0 * self._moment.seconds)
 
-    def step_aside(self) -> None:
-        """Let what is urgent go first, between two small pieces of work; hold no lock meanwhile."""
-        self._patience = self._step_aside(self._patience)
-
     def _at(self, now: float) -> _Moment:
         runs = self._judged()
-        with self._fleet.lock:
+        with self.fleet.lock:
             run_states = {run: in_lines(*judged, now) for run, judged in runs.items()}
-        self.step_aside()
+        self.fleet.precedence.step_aside()
         return _Moment(now, runs, self._state(now, run_states))
 
     def _judged(self) -> dict[str, tuple[list[RankView], RunVerdict]]:
-        with self._fleet.lock:
-            runs = self._fleet.judge()
+        with self.fleet.lock:
+            runs = self.fleet.judge()
         ranks = {rank for members, _ in runs.values() for rank in members}
         for kept in (self._series, self._ranges, self._precision, self._changes):
             for gone in kept.keys() - ranks:
                 del kept[gone]
-        self.step_aside()
+        self.fleet.precedence.step_aside()
         return runs
 
     def _whole_state(self, moment: _Moment, shown: Shown | None) -> State:
@@ -189,8 +179,8 @@ class Feed:
         return state
 
     def _state(self, now: float, run_states: State) -> State:
-        with self._fleet.lock:
-            gpus, problems = gpu_state(self._fleet), dict(self._fleet.problems)
+        with self.fleet.lock:
+            gpus, problems = gpu_state(self.fleet), dict(self.fleet.problems)
         return {
             "now": round(now, 3),
             "version": __version__,
@@ -218,9 +208,9 @@ class Feed:
             self._change_of(rank, m.finding) for incident in incidents for m in incident.members
         ]
         # One rank at a time: of all together a scrape would have to wait for seconds.
-        with self._fleet.lock:
+        with self.fleet.lock:
             state = self._rank_now(rank, of_run, changes, now)
-        self.step_aside()
+        self.fleet.precedence.step_aside()
         return state
 
     def _change_of(self, rank: RankView, finding: Finding) -> tuple[str, ...]:

@@ -34,21 +34,14 @@ class RankLists:
     Args:
         fleet: What to list.
         clock: Returns the Unix time in seconds.
-        step_aside: Called between small pieces of work, without a lock.
 
     Cost:
         Some 0.2 ms a rank, at most a tenth of a core however many ask; 3 kB a rank.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        clock: Callable[[], float] = time.time,
-        step_aside: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, fleet: Fleet, clock: Callable[[], float] = time.time) -> None:
         self._fleet = fleet
         self._clock = clock
-        self._step_aside = step_aside
         self._links = Links.of(fleet.settings)
         self._made_at = -math.inf
         self._seconds = 0.0
@@ -79,7 +72,7 @@ class RankLists:
                 # One rank at a time: a scrape waits for no more than that.
                 with self._fleet.lock:
                     rows.append(_row(label, rank, verdict, on_gpu.get(rank, ""), links, now))
-                self._step_aside()
+                self._fleet.precedence.step_aside()
         runs = [RunRow(run, of.level, headline(of, now).lines) for run, (_, of) in judged.items()]
         return RankList(__version__, now, runs, rows)
 

@@ -98,10 +98,10 @@ class DaemonState:
             DaemonError: If none serves, it does not answer, it refuses, or it is of another release.
         """
         place = self._place()
-        status, body, challenge = _get(place, PATH)
+        status, body, challenge = _get(place)
         if status == HTTPStatus.UNAUTHORIZED and "basic" in challenge.lower().split():
             place = place._replace(password=_password(place.host))
-            status, body, _ = _get(place, PATH) if place.password else (status, body, "")
+            status, body, _ = _get(place) if place.password else (status, body, "")
         if status == HTTPStatus.UNAUTHORIZED:
             raise DaemonError(self._refused(place, body))
         if status == HTTPStatus.NOT_FOUND:
@@ -206,7 +206,7 @@ def _password(host: str) -> str:
     return f"{found[0]}:{found[2]}" if found else ""
 
 
-def _get(place: _Place, path: str) -> tuple[int, bytes, str]:
+def _get(place: _Place) -> tuple[int, bytes, str]:
     """Return status and body, and how it wants to be asked if that is not clear."""
     host = reachable(place.host).strip("[]")
     connection: http.client.HTTPConnection
@@ -223,7 +223,7 @@ def _get(place: _Place, path: str) -> tuple[int, bytes, str]:
     if place.authorization:
         headers["Authorization"] = place.authorization
     try:
-        connection.request("GET", path, headers=headers)
+        connection.request("GET", PATH, headers=headers)
         response = connection.getresponse()
         challenge = response.getheader("WWW-Authenticate", "")
         return response.status, response.read(MAX_ANSWER), challenge

@@ -23,7 +23,13 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from ampwatch.numerics.blocks import NUM_DISTANCES, NUM_LEVELS, NUM_MANTISSAS, BlockLevel
+from ampwatch.numerics.blocks import (
+    NUM_DISTANCES,
+    NUM_LEVELS,
+    NUM_MANTISSAS,
+    BlockLevel,
+    floor_exponent,
+)
 from ampwatch.numerics.formats import FORMATS
 
 if TYPE_CHECKING:
@@ -204,7 +210,7 @@ def flushed_bounds(blocks: BlockHistogram, fmt: FloatFormat) -> tuple[int, int]:
     """Return how many elements become zero, at least and at most."""
     if _is_power_of_two(fmt):
         # x * 2**(emax - f) <= flush_at, and x <= 2**(f + 1 - d) at the upper end of a distance.
-        first = _emax(fmt) - _log2(fmt.flush_at) + 1
+        first = _emax(fmt) - floor_exponent(fmt.flush_at) + 1
         if first < NUM_DISTANCES:
             return blocks.at_least(first), blocks.at_least(first)
         return 0, blocks.at_least(NUM_DISTANCES - 1)
@@ -353,8 +359,4 @@ def _is_power_of_two(fmt: FloatFormat) -> bool:
 
 def _emax(fmt: FloatFormat) -> int:
     """Return the exponent of the largest number of a format."""
-    return math.frexp(fmt.max)[1] - 1
-
-
-def _log2(power_of_two: float) -> int:
-    return math.frexp(power_of_two)[1] - 1
+    return floor_exponent(fmt.max)

@@ -135,7 +135,7 @@ class Ranges:
         return max(self._judged(topics), key=lambda one: one.score)
 
     def _judged(self, topics: Mapping[Topic, RangeRecord]) -> tuple[Trouble, ...]:
-        return judged(topics, self.lost(topics) or 0.0, TOLERATED)
+        return judged(topics, self.lost(topics) or 0.0)
 
     def headroom(self, record: RangeRecord) -> float | None:
         """Return how many times larger its largest magnitude could be; ``None`` if not known."""

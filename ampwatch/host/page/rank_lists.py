@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ampwatch import __version__
-from ampwatch.host.fleet.gpus import Feature, Reason, users
+from ampwatch.host.fleet.gpus import Feature, users
 from ampwatch.host.page.figures import figures
 from ampwatch.host.page.page import MAX_AGE_SECONDS
 from ampwatch.report.headline import headline
@@ -111,16 +111,11 @@ def _known(value: float) -> float | None:
 
 def _gpu(gpu: Gpu) -> str:
     """Return how busy a GPU and its tensor cores are, its memory and its heat, in a few words."""
-
-    def read(feature: Feature, part: str) -> float | None:
-        answer = gpu.answers.get(feature, {}).get(part)
-        return None if isinstance(answer, Reason) else answer
-
     parts = (
-        ("{:.0%}", read(Feature.UTILIZATION, ""), 1),
-        ("tc {:.0%}", read(Feature.TENSOR_ACTIVE, "any"), 1),
-        ("{:.0f}G", read(Feature.MEMORY, "used"), GIB),
-        ("{:.0f}C", read(Feature.TEMPERATURE, "gpu"), 1),
+        ("{:.0%}", gpu.number(Feature.UTILIZATION), 1),
+        ("tc {:.0%}", gpu.number(Feature.TENSOR_ACTIVE, "any"), 1),
+        ("{:.0f}G", gpu.number(Feature.MEMORY, "used"), GIB),
+        ("{:.0f}C", gpu.number(Feature.TEMPERATURE, "gpu"), 1),
     )
     words = [text.format(value / unit) for text, value, unit in parts if value is not None]
     return " ".join([f"{gpu.index}:", *words, *([] if gpu.is_up else ["lost"])])

@@ -1,4 +1,4 @@
-"""``ampwatch errors`` on a real training in a process of its own, and ``ampwatch diff``."""
+"""``ampwatch lab errors`` on a real training in a process of its own, and ``ampwatch lab diff``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ampwatch plan`, as a user runs it: from a report, and of a real training in a process of its own."""
+"""`ampwatch lab plan`, as a user runs it: from a report, and of a real training in a process of its own."""
 
 from __future__ import annotations
 

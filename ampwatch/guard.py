@@ -419,11 +419,6 @@ class Guard:
         self._holders: dict[int, int] = {}
 
     @property
-    def spent_ns(self) -> int:
-        """Host time spent so far by all guards of the account. Unit: ns."""
-        return self._account.spent_ns
-
-    @property
     def off(self) -> bool:
         """Whether the sensor has failed and been switched off."""
         return self.errors > 0

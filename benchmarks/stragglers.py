@@ -143,10 +143,10 @@ def train(cause: str, seconds: float) -> None:
 
 def findings() -> list[str]:
     """Return the stragglers that the daemon has found, in its words."""
-    from ampwatch.cli.daemon_state import DaemonState  # noqa: PLC0415
+    from ampwatch.cli import daemon_state  # noqa: PLC0415
     from ampwatch.settings import Settings  # noqa: PLC0415
 
-    state = DaemonState(Settings.resolve()).read()
+    state = daemon_state.read(Settings.resolve())
     texts = re.findall(r'"Rank \d+ makes the .*?"', json.dumps(state))
     return sorted(set(texts))
 

@@ -26,6 +26,7 @@ from ampwatch.wire.rendezvous.token import TOKEN_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from ampwatch.report.rank_list import RankList
     from ampwatch.settings import Settings
@@ -52,7 +53,6 @@ class _Place(NamedTuple):
         host: Address.
         port: Port.
         token: What it wants; empty for nothing.
-        token_file: Where that is.
         password: Name and password, with a colon between them, once it has asked for them; empty for none.
     """
 
@@ -60,7 +60,6 @@ class _Place(NamedTuple):
     host: str
     port: int
     token: str = ""
-    token_file: str = ""
     password: str = ""
 
     @property
@@ -76,60 +75,47 @@ class _Place(NamedTuple):
         return f"{reachable(self.host)}:{self.port}"
 
 
-class DaemonState:
-    """Asks the daemon that shows the runs of this user, be it this user's or that of the machine.
+def read(settings: Settings, clean: Callable[[str], str] = str) -> RankList:
+    """Return the newest list of ranks of the daemon that shows the runs of this user.
+
+    That may be this user's or that of the machine. It is looked for each time: another one may have taken its place.
 
     Args:
         settings: Where its lock is.
+        clean: Makes of each text one that can be shown.
+
+    Raises:
+        DaemonError: If none serves, it does not answer, it refuses, or it is of another release.
     """
+    found = shown_by(settings)
+    info = found.info
+    place = _Place(info.scheme, info.host, info.port, token_of(found))
+    status, body, challenge = _get(place)
+    if status == HTTPStatus.UNAUTHORIZED and "basic" in challenge.lower().split():
+        place = place._replace(password=_password(place.host))
+        status, body, _ = _get(place) if place.password else (status, body, "")
+    if status == HTTPStatus.UNAUTHORIZED:
+        raise DaemonError(_refused(place, found.directory, body))
+    if status == HTTPStatus.NOT_FOUND:
+        raise DaemonError(_of_another_release(place))
+    if status != HTTPStatus.OK:
+        answer = body[:MAX_REASON].decode("utf-8", "replace").strip()
+        msg = f"the daemon on {place.address} answered with status {status}: {answer!r}"
+        raise DaemonError(msg)
+    try:
+        return unpacked(body, clean)
+    except MsgspecError as error:
+        raise DaemonError(_of_another_release(place)) from error
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
 
-    def read(self, clean: Callable[[str], str] = str) -> RankList:
-        """Return the newest list of ranks.
-
-        The daemon is looked for each time: another one may have taken its place.
-
-        Args:
-            clean: Makes of each text one that can be shown.
-
-        Raises:
-            DaemonError: If none serves, it does not answer, it refuses, or it is of another release.
-        """
-        place = self._place()
-        status, body, challenge = _get(place, PATH)
-        if status == HTTPStatus.UNAUTHORIZED and "basic" in challenge.lower().split():
-            place = place._replace(password=_password(place.host))
-            status, body, _ = _get(place, PATH) if place.password else (status, body, "")
-        if status == HTTPStatus.UNAUTHORIZED:
-            raise DaemonError(self._refused(place, body))
-        if status == HTTPStatus.NOT_FOUND:
-            raise DaemonError(_of_another_release(place))
-        if status != HTTPStatus.OK:
-            answer = body[:MAX_REASON].decode("utf-8", "replace").strip()
-            msg = f"the daemon on {place.address} answered with status {status}: {answer!r}"
-            raise DaemonError(msg)
-        try:
-            return unpacked(body, clean)
-        except MsgspecError as error:
-            raise DaemonError(_of_another_release(place)) from error
-
-    def _place(self) -> _Place:
-        found = shown_by(self._settings)
-        info = found.info
-        token = token_of(found)
-        token_file = str(found.directory / TOKEN_FILE) if token and found.directory else ""
-        return _Place(info.scheme, info.host, info.port, token, token_file)
-
-    def _refused(self, place: _Place, body: bytes) -> str:
-        answer = body[:MAX_REASON].decode("utf-8", "replace").partition("\n")[0].strip()
-        if place.password:
-            name = place.password.partition(":")[0]
-            return f"the daemon on {place.address} refused the password of {name!r} in {_netrc_file()!r}: {answer!r}"
-        if place.token:
-            return f"the daemon on {place.address} refused the token in {place.token_file!r}; end that daemon, and the next one accepts it"
-        return f"the daemon on {place.address} asks for a password: {answer!r}; put the name and password of its web-config file in {_netrc_file()!r}, as `machine localhost login NAME password PASSWORD`, or open its page in a browser"
+def _refused(place: _Place, directory: Path | None, body: bytes) -> str:
+    answer = body[:MAX_REASON].decode("utf-8", "replace").partition("\n")[0].strip()
+    if place.password:
+        name = place.password.partition(":")[0]
+        return f"the daemon on {place.address} refused the password of {name!r} in {_netrc_file()!r}: {answer!r}"
+    if place.token and directory is not None:
+        return f"the daemon on {place.address} refused the token in {str(directory / TOKEN_FILE)!r}; end that daemon, and the next one accepts it"
+    return f"the daemon on {place.address} asks for a password: {answer!r}; put the name and password of its web-config file in {_netrc_file()!r}, as `machine localhost login NAME password PASSWORD`, or open its page in a browser"
 
 
 def shown_by(settings: Settings) -> Found:
@@ -206,7 +192,7 @@ def _password(host: str) -> str:
     return f"{found[0]}:{found[2]}" if found else ""
 
 
-def _get(place: _Place, path: str) -> tuple[int, bytes, str]:
+def _get(place: _Place) -> tuple[int, bytes, str]:
     """Return status and body, and how it wants to be asked if that is not clear."""
     host = reachable(place.host).strip("[]")
     connection: http.client.HTTPConnection
@@ -223,7 +209,7 @@ def _get(place: _Place, path: str) -> tuple[int, bytes, str]:
     if place.authorization:
         headers["Authorization"] = place.authorization
     try:
-        connection.request("GET", path, headers=headers)
+        connection.request("GET", PATH, headers=headers)
         response = connection.getresponse()
         challenge = response.getheader("WWW-Authenticate", "")
         return response.status, response.read(MAX_ANSWER), challenge

@@ -96,13 +96,12 @@ def run(args: argparse.Namespace) -> int:
         from ampwatch.cli.explain_finding import explain_findings  # noqa: PLC0415 - likewise
 
         return explain_findings(args.names, args.run, _print_pages, known)
-    names = [MOVED.get(name, name) for name in args.names]
-    if unknown := [name for name in names if name not in known]:
+    if unknown := [name for name in args.names if name not in known]:
         print("\n".join(_no_page(name, known) for name in unknown), file=sys.stderr)
         return NO_PAGE
     with piped():
-        if names:
-            _print_pages([known[name] for name in names])
+        if args.names:
+            _print_pages([known[name] for name in args.names])
         else:
             print(encodable("\n".join(_listed(known))))
     return 0

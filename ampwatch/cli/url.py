@@ -94,13 +94,13 @@ def _check_is_shown(run: str, settings: Settings) -> None:
     """
     import shlex  # noqa: PLC0415 - as above
 
-    from ampwatch.cli.daemon_state import DaemonState  # noqa: PLC0415 - likewise
+    from ampwatch.cli import daemon_state  # noqa: PLC0415 - likewise
     from ampwatch.errors import DaemonError, did_you_mean  # noqa: PLC0415 - likewise
     from ampwatch.host.daemon.leftovers import find_leftovers  # noqa: PLC0415 - likewise
     from ampwatch.report.one_line import printable  # noqa: PLC0415 - likewise
 
     try:
-        shown = [of.run for of in DaemonState(settings).read().runs]
+        shown = [of.run for of in daemon_state.read(settings).runs]
     except DaemonError:  # it wants a password, or is busy: the page says what is not there
         return
     if run in shown:

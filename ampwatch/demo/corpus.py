@@ -5,14 +5,10 @@ from __future__ import annotations
 import sysconfig
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from ampwatch.errors import AmpwatchError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 VOCABULARY = 128
 """The characters of ASCII; any other one is read as a question mark."""
@@ -21,20 +17,15 @@ MAX_CHARACTERS = 2_000_000
 MIN_CHARACTERS = 10_000
 
 
-def source_text(roots: Sequence[Path] = ()) -> bytes:
-    """Return Python sources as ASCII, the same ones each time.
+def source_text() -> bytes:
+    """Return Python sources as ASCII, the same ones each time, at most ``MAX_CHARACTERS``.
 
-    Args:
-        roots: Directories whose ``.py`` files are read, in order of their names; the
-            standard library, and ampwatch itself where that has none.
-
-    Returns:
-        At most ``MAX_CHARACTERS`` characters.
+    They are those of the standard library, and of ampwatch itself where that has none.
 
     Raises:
         AmpwatchError: If there is too little text to train on.
     """
-    roots = roots or (Path(sysconfig.get_paths()["stdlib"]), Path(__file__).parent.parent)
+    roots = (Path(sysconfig.get_paths()["stdlib"]), Path(__file__).parent.parent)
     text = bytearray()
     for path in chain.from_iterable(sorted(root.glob("*.py")) for root in roots):
         text += path.read_text("utf-8", errors="replace").encode("ascii", errors="replace")

@@ -1,7 +1,6 @@
 """Casts to block-scaled formats, foretold from the distances of ``blocks``.
 
-What is flushed to zero, or lands on subnormal numbers, is exact for the formats of OCP's
-Microscaling: their scales are powers of two. The scale of NVFP4 is the largest magnitude itself,
+What is flushed to zero is exact for the formats of OCP's Microscaling: their scales are powers of two. The scale of NVFP4 is the largest magnitude itself,
 over 6, so the limit lies inside a distance: there the answer is an estimate between two bounds.
 
 The signal-to-quantisation-noise ratio (SQNR) is an estimate. It takes values to be spread within a
@@ -24,7 +23,13 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from ampwatch.numerics.blocks import NUM_DISTANCES, NUM_LEVELS, NUM_MANTISSAS, BlockLevel
+from ampwatch.numerics.blocks import (
+    NUM_DISTANCES,
+    NUM_LEVELS,
+    NUM_MANTISSAS,
+    BlockLevel,
+    floor_exponent,
+)
 from ampwatch.numerics.formats import FORMATS
 
 if TYPE_CHECKING:
@@ -58,24 +63,15 @@ class BlockOutcome(Struct, frozen=True):
     """What a cast to a block-scaled format does to the elements of measured blocks.
 
     Attributes:
-        flushed_low: Elements that are not zero and become zero, at least.
-        flushed: Of the same, an estimate; exact where the two bounds are equal.
-        flushed_high: Of the same, at most.
-        subnormal: Elements that land on subnormal numbers or on the smallest normal one; an
-            estimate where ``flushed`` is one.
+        flushed: Elements that are not zero and become zero; an estimate, but exact for most formats of MX.
         nonzero: Elements that are not zero before the cast.
         sqnr_db: Estimated signal-to-quantisation-noise ratio; inf without noise, NaN without
             elements. Unit: dB.
-        is_certain: Whether enough blocks were measured for ``SQNR_ERROR_DB`` to hold.
     """
 
-    flushed_low: int
     flushed: float
-    flushed_high: int
-    subnormal: float
     nonzero: int
     sqnr_db: float
-    is_certain: bool
 
     @property
     def flushed_share(self) -> float:
@@ -184,44 +180,37 @@ class _Totals(Struct):
     signal: float = 0.0
     noise: float = 0.0
     flushed: float = 0.0
-    subnormal: float = 0.0
 
     def add_cells(self, spread: Sequence[Sequence[float]], table: _Table, weight: float) -> None:
         for of_distance, cells in zip(table.cells, spread, strict=False):
-            for (signal, noise, flushed, subnormal), count in zip(of_distance, cells, strict=False):
+            for (signal, noise, flushed), count in zip(of_distance, cells, strict=False):
                 if count:
                     self.signal += weight * count * signal
                     self.noise += weight * count * noise
                     self.flushed += weight * count * flushed
-                    self.subnormal += weight * count * subnormal
 
     def add(self, other: _Totals, loudness: float) -> None:
         self.signal += loudness * other.signal
         self.noise += loudness * other.noise
         self.flushed += other.flushed
-        self.subnormal += other.subnormal
 
     def outcome(self, blocks: BlockHistogram, fmt: FloatFormat) -> BlockOutcome:
-        low, high = _flushed_bounds(blocks, fmt)
+        low, high = flushed_bounds(blocks, fmt)
         ratio = math.nan
         if blocks.nonzero:
             ratio = 10 * math.log10(self.signal / self.noise) if self.noise else math.inf
         return BlockOutcome(
-            flushed_low=low,
             flushed=low if low == high else min(max(self.flushed, low), high),
-            flushed_high=high,
-            subnormal=self.subnormal,
             nonzero=blocks.nonzero,
             sqnr_db=ratio,
-            is_certain=blocks.filled_blocks >= MIN_BLOCKS,
         )
 
 
-def _flushed_bounds(blocks: BlockHistogram, fmt: FloatFormat) -> tuple[int, int]:
+def flushed_bounds(blocks: BlockHistogram, fmt: FloatFormat) -> tuple[int, int]:
     """Return how many elements become zero, at least and at most."""
     if _is_power_of_two(fmt):
         # x * 2**(emax - f) <= flush_at, and x <= 2**(f + 1 - d) at the upper end of a distance.
-        first = _emax(fmt) - _log2(fmt.flush_at) + 1
+        first = _emax(fmt) - floor_exponent(fmt.flush_at) + 1
         if first < NUM_DISTANCES:
             return blocks.at_least(first), blocks.at_least(first)
         return 0, blocks.at_least(NUM_DISTANCES - 1)
@@ -281,9 +270,8 @@ def _below_maxima(level: BlockLevel, count: float) -> list[float]:
 class _Table(Struct, frozen=True):
     """What a cast does to a value, where the largest of its block has the exponent 0."""
 
-    # of each distance and cell: mean square, mean squared error, share that becomes zero, share
-    # that becomes subnormal
-    cells: tuple[tuple[tuple[float, float, float, float], ...], ...]
+    # of each distance and cell: mean square, mean squared error, share that becomes zero
+    cells: tuple[tuple[tuple[float, float, float], ...], ...]
     # of largest magnitudes in each part of ``[1, 2)``: mean square, mean squared error
     maxima: tuple[tuple[float, float], ...]
 
@@ -308,9 +296,9 @@ def _table(fmt: FloatFormat, largest: float) -> _Table:
 
 def _of_cell(
     fmt: FloatFormat, scales: Sequence[float], distance: int, cell: int
-) -> tuple[float, float, float, float]:
+) -> tuple[float, float, float]:
     signal = noise = 0.0
-    flushed = subnormal = 0
+    flushed = 0
     for point in range(_POINTS):
         step = (cell + (point + 0.5) / _POINTS) / _CELLS
         value = math.ldexp(1 + step, -distance)
@@ -324,9 +312,8 @@ def _of_cell(
             signal += value * value
             noise += (value - rounded * scale) ** 2
             flushed += not rounded
-            subnormal += bool(rounded) and value / scale <= fmt.min_normal
     count = _POINTS * len(scales)
-    return signal / count, noise / count, flushed / count, subnormal / count
+    return signal / count, noise / count, flushed / count
 
 
 def _of_maxima(fmt: FloatFormat, part: int) -> tuple[float, float]:
@@ -372,8 +359,4 @@ def _is_power_of_two(fmt: FloatFormat) -> bool:
 
 def _emax(fmt: FloatFormat) -> int:
     """Return the exponent of the largest number of a format."""
-    return math.frexp(fmt.max)[1] - 1
-
-
-def _log2(power_of_two: float) -> int:
-    return math.frexp(power_of_two)[1] - 1
+    return floor_exponent(fmt.max)

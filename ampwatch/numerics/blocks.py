@@ -111,11 +111,6 @@ class BlockHistogram(Struct, frozen=True):
         """Elements that are not zero."""
         return sum(sum(level.distances) for level in self.levels)
 
-    @property
-    def zeros(self) -> int:
-        """Zeros in blocks that hold something else as well."""
-        return self.size * self.filled_blocks - self.nonzero
-
     def at_least(self, distance: int) -> int:
         """Return how many elements have at least this distance, of those that are distinguished."""
         return sum(self.distances[max(distance, 0) :])

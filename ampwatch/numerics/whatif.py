@@ -236,23 +236,19 @@ def _smallest_kept(histogram: ExponentHistogram, epsilon: float) -> int | None:
     return None
 
 
-def fp8_scale(histogram: ExponentHistogram, fmt: FloatFormat, margin: int = 0) -> float:
+def fp8_scale(histogram: ExponentHistogram, fmt: FloatFormat) -> float:
     """Return the scale of a whole tensor for an FP8 format, as delayed scaling would set it.
 
-    It is the largest power of two that keeps the largest magnitude at or below
-    ``fmt.max / 2**margin``, but not above ``2**MAX_FP8_SCALE_EXPONENT``; 1 if there is no
-    magnitude.
+    It is the largest power of two that keeps the largest magnitude at or below ``fmt.max``, but
+    not above ``2**MAX_FP8_SCALE_EXPONENT``; 1 if there is no magnitude.
 
-    Source:
-        Micikevicius et al., arXiv:2209.05433, section 3.1 (per-tensor scaling); ``margin`` as
-        in NVIDIA Transformer Engine's ``DelayedScaling``.
+    Source: Micikevicius et al., arXiv:2209.05433, section 3.1 (per-tensor scaling).
     """
     if not histogram.amax:
         return 1.0
     mantissa, exponent = math.frexp(histogram.amax)
     too_large = math.ldexp(mantissa, _top_bin(fmt)) > fmt.max
-    largest = _top_bin(fmt) - exponent - too_large - margin
-    return math.ldexp(1.0, min(largest, MAX_FP8_SCALE_EXPONENT))
+    return math.ldexp(1.0, min(_top_bin(fmt) - exponent - too_large, MAX_FP8_SCALE_EXPONENT))
 
 
 class Fit(str, Enum):

@@ -37,14 +37,14 @@ class Links:
         """Return the addresses for a run, by the words of the link."""
         made = {
             "its page": address(self.page, run),
-            "its dashboard": self.dashboard("ampwatch-run", run),
+            "its dashboard": self.dashboard(run),
             "silence its alerts": self.silence(run),
         }
         return {words: url for words, url in made.items() if url}
 
-    def dashboard(self, uid: str, run: str) -> str:
-        """Return the address of a run in the dashboard ``uid``; empty without a Grafana."""
-        return self.grafana and f"{self.grafana}d/{uid}?{urlencode({'var-run': run})}"
+    def dashboard(self, run: str) -> str:
+        """Return the address of the dashboard of a run; empty without a Grafana."""
+        return self.grafana and f"{self.grafana}d/ampwatch-run?{urlencode({'var-run': run})}"
 
     def silence(self, run: str) -> str:
         """Return the address of a new silence for all alerts of a run; empty without an Alertmanager.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -60,7 +60,6 @@ class Arithmetic:
     """Share of the ceiling that an iteration has used.
 
     Attributes:
-        flops: Of one iteration, by dtype: the mean of the counted ones.
         ideal_seconds: What it would take at the peak of each dtype. Unit: s.
         step_seconds: What it usually takes. Unit: s.
         utilization: The first over the second: dtype-correct, and it adds up.
@@ -69,7 +68,6 @@ class Arithmetic:
         sentence: The same in words; empty if there is.
     """
 
-    flops: Mapping[str, float] = field(default_factory=dict)
     ideal_seconds: float | None = None
     step_seconds: float = 0.0
     utilization: float | None = None
@@ -153,16 +151,16 @@ class Precision:
         flops = flops_per_iteration(self.census)
         if not self.peaks.flops:
             absence = Absence.UNKNOWN_DEVICE if self._knows_device else Absence.NO_GPU
-            return Arithmetic(flops, absence=absence, sentence=self.peaks.reason)
+            return Arithmetic(absence=absence, sentence=self.peaks.reason)
         ideal = ideal_seconds(by_peak(flops), self.peaks.flops)
         if ideal.seconds is None:
-            return Arithmetic(flops, absence=Absence.NO_PEAK, sentence=ideal.reason)
+            return Arithmetic(absence=Absence.NO_PEAK, sentence=ideal.reason)
         if not step_seconds > 0.0:
             sentence = "The time of a step is not known yet."
-            return Arithmetic(flops, ideal.seconds, absence=Absence.NO_STEP_TIME, sentence=sentence)
+            return Arithmetic(ideal.seconds, absence=Absence.NO_STEP_TIME, sentence=sentence)
         half = max((self.peaks.flops.get(dtype, 0.0) for dtype in HALF_DTYPES), default=0.0)
         mfu = sum(flops.values()) / step_seconds / half if half else None
-        return Arithmetic(flops, ideal.seconds, step_seconds, ideal.seconds / step_seconds, mfu)
+        return Arithmetic(ideal.seconds, step_seconds, ideal.seconds / step_seconds, mfu)
 
 
 NO_DEVICE = (

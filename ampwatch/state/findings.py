@@ -43,13 +43,11 @@ class FindingSums(NamedTuple):
         by_sort: The totals of each sort.
         steps_by_kind: In how many iterations a finding was seen, per kind, added up over its places.
         newest_by_kind: The finding of each kind that was seen last, and when in Unix time. Unit: ns.
-        left_out: Reports of findings that were not kept.
     """
 
     by_sort: dict[Sort, SortTotals]
     steps_by_kind: Counter[str]
     newest_by_kind: dict[str, tuple[Finding, int]]
-    left_out: int
 
 
 class Findings:
@@ -107,7 +105,7 @@ class Findings:
         return self._sums
 
     def _add_up(self) -> FindingSums:
-        sums = FindingSums({}, Counter(), {}, self.left_out)
+        sums = FindingSums({}, Counter(), {})
         for key, finding in self.by_key.items():
             seen_ns, kind = self._last_seen_ns[key], finding.kind
             total = sums.by_sort.setdefault(

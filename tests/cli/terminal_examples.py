@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from ampwatch.cli import main
-from ampwatch.cli.daemon_state import DaemonState
+from ampwatch.cli import daemon_state, main
 from ampwatch.cli.top.table import clean
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.page.rank_lists import RankLists
@@ -120,7 +119,7 @@ def output_of(command: str) -> str:
         with (
             patch.dict(os.environ, known),
             patch.object(time, "time", lambda: NOW_S),
-            patch.object(DaemonState, "read", lambda _self, _clean: state()),
+            patch.object(daemon_state, "read", lambda _settings, _clean: state()),
             redirect_stdout(said),
             redirect_stderr(said),
         ):

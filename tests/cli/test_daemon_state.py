@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ampwatch.cli.daemon_state import DaemonState
+from ampwatch.cli import daemon_state
 from ampwatch.errors import DaemonError
 from ampwatch.report.rank_list import RankList, RunRow, packed
 from ampwatch.report.verdict import Level
@@ -88,7 +88,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def read(directory: Path) -> list[str]:
-    return [of.run for of in DaemonState(Settings(runtime_dir=str(directory), port=0)).read().runs]
+    return [of.run for of in daemon_state.read(Settings(runtime_dir=str(directory), port=0)).runs]
 
 
 def test_it_asks_for_the_ranks_and_proves_who_it_is(directory: Path) -> None:
@@ -158,7 +158,7 @@ def test_without_a_daemon_reports_still_tell_of_runs_that_ended(directory: Path)
     settings = Settings(runtime_dir=str(directory), port=0, report_dir=str(reports))
 
     with pytest.raises(DaemonError, match=r"none in .*; `ampwatch report` says what went"):
-        DaemonState(settings).read()
+        daemon_state.read(settings)
 
 
 def test_a_daemon_that_has_gone_without_a_word_is_said(directory: Path) -> None:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from ampwatch.host.fleet import RankView
-from ampwatch.report.op_shares import low_precision_share, tensor_share
+from ampwatch.report.op_shares import flops_per_iteration, low_precision_share, tensor_share
 from tests.dashboards import asking
 from tests.dashboards.asking import newest, panel
 from tests.dashboards.conftest import RANKS
@@ -75,7 +75,7 @@ def test_the_mix_of_dtypes_is_that_of_the_page(
     history: tuple[Prometheus, float], rank: RankView
 ) -> None:
     """Shares as the daemon's own page works them out."""
-    low = low_precision_share(rank.arithmetic.flops)
+    low = low_precision_share(flops_per_iteration(rank.precision.census))
     assert low is not None
 
     assert shown(history, "precision", 101, "A", "run") == pytest.approx({("gpt",): low})

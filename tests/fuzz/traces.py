@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import msgpack
+
 from ampwatch.cli.trace import summary
 from ampwatch.wire.records import KernelTotal
 from ampwatch.wire.ring.requests import (
@@ -33,8 +35,8 @@ def _seeds() -> tuple[bytes, ...]:
     return found
 
 
-SEEDS = (*_seeds(), b'{"token":"a","why_not":"no","totals":[]}')
-WORDS = (b'"totals"', b'["cpu","",3]', b"[" * 3000, b'{"a":' * 3000)
+SEEDS = (*_seeds(), msgpack.encode({"token": "a", "why_not": "no", "totals": []}))
+WORDS = (b"\xa6totals", msgpack.encode(["cpu", "", 3]), b"\x91" * 3000, b"\x81\xa1a" * 3000)
 
 
 def one(data: bytes) -> object:

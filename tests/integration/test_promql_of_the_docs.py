@@ -10,7 +10,12 @@ import pytest
 
 from ampwatch.host.fleet import RankView
 from ampwatch.host.metrics.prometheus import PrometheusExporter
-from ampwatch.report.op_shares import casts_per_op, low_precision_share, tensor_share
+from ampwatch.report.op_shares import (
+    casts_per_op,
+    flops_per_iteration,
+    low_precision_share,
+    tensor_share,
+)
 from tests.integration.prometheus import prometheus
 from tests.workshop.fleets import made_up_fleet
 
@@ -45,7 +50,7 @@ def expected(rank: RankView) -> list[float]:
     assert window is not None
     share = tensor_share(window)
     casts = casts_per_op(census)
-    low = low_precision_share(rank.arithmetic.flops)
+    low = low_precision_share(flops_per_iteration(rank.precision.census))
     ideal, used = rank.arithmetic.ideal_seconds, rank.arithmetic.utilization
     assert None not in (share, casts, low, ideal, used)
     steps = rank.durations

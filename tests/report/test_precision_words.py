@@ -92,13 +92,13 @@ def test_the_share_of_tensor_cores_is_said_with_what_it_rests_on() -> None:
 
 def test_the_ceiling_is_said_in_milliseconds_and_shares() -> None:
     """Or why it is not known, which is a sentence already."""
-    told = Arithmetic({}, 0.01, 0.04, 0.25, 0.2)
+    told = Arithmetic(0.01, 0.04, 0.25, 0.2)
 
     assert arithmetic_sentence(told) == (
         "At the peak of each dtype a step would take 10 ms; it takes 40 ms:"
         " 25 % of the ceiling, MFU 20 %."
     )
-    assert arithmetic_sentence(Arithmetic({}, 0.08, 0.04, 2.0, 2.0)).endswith(
+    assert arithmetic_sentence(Arithmetic(0.08, 0.04, 2.0, 2.0)).endswith(
         "200 % of the ceiling, which cannot be: the peak is not that of this device, or steps differ."
     )
     assert arithmetic_sentence(Arithmetic(absence=Absence.NO_GPU, sentence="A CPU.")) == "A CPU."

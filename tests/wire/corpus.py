@@ -1,10 +1,9 @@
-"""Files that releases have written, kept as they were: rings of every layout, reports of every age.
+"""Files that releases have written, kept as they were: rings of every layout, reports of every version.
 
 ``python -m tests.wire.corpus`` adds those of a layout or version that is new. A file that is there is
 never written again: what was written once is in the hands of users.
 
-The rings of layout 1 to 5 and their reports are of small real trainings of those days, whose loss
-was infinite in six steps. That of layout 6 holds one record of each kind.
+The rings of layout 1 to 5 are of small real trainings of those days, whose loss was infinite in six steps. That of layout 6 holds one record of each kind.
 """
 
 from __future__ import annotations

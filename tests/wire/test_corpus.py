@@ -17,7 +17,6 @@ from ampwatch.host.daemon.watcher import RingWatcher
 from ampwatch.host.fleet import Fleet
 from ampwatch.settings import Settings
 from ampwatch.wire.blackbox import files
-from ampwatch.wire.records import RunState
 from ampwatch.wire.ring import RingReader, layout, lock
 from ampwatch.wire.ring.encoding import encode
 from tests.fuzz.rings import mutate, one
@@ -138,26 +137,6 @@ def test_ampwatch_report_says_why_it_cannot_read_one(
 
     assert status == 1
     assert refusal(version) in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("version", [3, 4, 5])
-def test_a_report_of_an_older_release_is_read(
-    version: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of a training whose loss was infinite from step 4 to 9."""
-    path = FILES / f"report-1-of-layout-{version}.json"
-    (read,) = files.read(path)
-
-    assert (read.identity.run, read.identity.version) == ("golden", "0.1.0")
-    assert read.state is RunState.FINISHED
-    assert [step.step for step in read.steps] == list(range(12))
-    assert [s.step for s in read.steps if s.skip_class.value] == list(range(4, 10))
-    assert [s.loss_scale for s in read.steps[8:]] == [64.0, 32.0, 32.0, 32.0]
-    (found,) = read.findings
-    assert (found.kind, found.first_step, found.count) == ("scale_collapse", 4, 6)
-    assert read.facts["torch"] == "2.13.0+cpu"
-    assert main(["report", str(path)]) == 0
-    assert "scale_collapse" in capsys.readouterr().out
 
 
 def test_the_report_of_this_release_is_read_to_the_letter() -> None:

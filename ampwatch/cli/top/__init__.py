@@ -59,16 +59,15 @@ def run(args: argparse.Namespace) -> int:
         SettingsError: If a setting is not usable.
         DaemonError: If no daemon serves, or it refuses.
     """
-    from ampwatch.cli.daemon_state import DaemonState, of_ended_runs  # noqa: PLC0415 - --help must be quick
+    from ampwatch.cli import daemon_state  # noqa: PLC0415 - --help must be quick
     from ampwatch.cli.output import encodable, piped  # noqa: PLC0415 - likewise
     from ampwatch.cli.top.table import clean, once  # noqa: PLC0415 - likewise
     from ampwatch.settings import Settings  # noqa: PLC0415 - likewise
 
     settings = Settings.resolve()
-    source = DaemonState(settings)
 
     def read() -> tuple[RankList, str]:
-        return source.read(clean), of_ended_runs(settings)
+        return daemon_state.read(settings, clean), daemon_state.of_ended_runs(settings)
 
     first = read()
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"

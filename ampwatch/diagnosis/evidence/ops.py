@@ -249,7 +249,6 @@ class KernelTime(NamedTuple):
         unit: ``tensor``, ``cuda``, ``unknown``, ``other``.
         dtype: What the name says; empty if nothing.
         align: Alignment in elements that it assumes, 0 if the name does not say.
-        arch: Compute capability it was made for, 0 if the name does not say.
         lags: Whether it is of an older generation than the device.
         gemv: Whether it multiplies by a vector.
         seconds: Time in the window. Unit: s.
@@ -260,7 +259,6 @@ class KernelTime(NamedTuple):
     unit: str
     dtype: str
     align: int
-    arch: int
     lags: bool
     gemv: bool
     seconds: float

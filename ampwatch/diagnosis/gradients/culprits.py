@@ -57,7 +57,6 @@ class Culprits(Detector):
         worst: The parameter with the most non-finite elements since the last growth of the
             scale, in this rank or, if all of its own are finite, in another one; empty if none
             has been seen.
-        newest: The non-finite gradients of the newest skipped step that was observed.
         left_over: A parameter whose ``.grad`` was not finite before backward began, where all that are not
             finite were; empty if the newest trace shows another reason, or no such parameter.
     """
@@ -65,7 +64,6 @@ class Culprits(Detector):
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
         self.worst = ""
-        self.newest: list[TensorRange] = []
         self.left_over = ""
         self._sent = ""
         others = shared.known.other_ranks
@@ -112,7 +110,6 @@ class Culprits(Detector):
             self._ask_others(since)
         if not verdict.skipped or not bad or _are_all_nan(gradients):
             return
-        self.newest = bad
         for r in bad:
             self._nonfinite[r.name] = self._nonfinite.get(r.name, 0) + r.histogram.nonfinite
             self._overflows_at[r.name] = verdict.scale_before

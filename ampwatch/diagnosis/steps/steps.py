@@ -148,8 +148,3 @@ class Totals:
     def _attempt(self, index: int, times: int) -> None:
         self.steps[index] = self.steps.get(index, 0) + times
         self.skipped.setdefault(index, [0] * len(SKIP_CLASSES))
-
-    @property
-    def attempted(self) -> int:
-        """Steps attempted by all optimizers together."""
-        return sum(self.steps.values())

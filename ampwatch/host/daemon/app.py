@@ -30,7 +30,7 @@ from ampwatch.host.daemon.handler import parse_address
 from ampwatch.host.daemon.push import open_pusher
 from ampwatch.host.daemon.server import Server
 from ampwatch.host.daemon.site import Site
-from ampwatch.host.daemon.watcher import LeftoverWriter, RingWatcher
+from ampwatch.host.daemon.watcher import RingWatcher
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.fleet import CollectorPass
 from ampwatch.host.gpu.collector import gpu_collector
@@ -135,7 +135,7 @@ class Daemon:
             read_until_ns=_date_of(self._mark),
             any_user=options.machine,
             # The rings of others go into no directory of theirs: a link there could lead anywhere.
-            leftovers=None if options.machine else LeftoverWriter(settings),
+            leftovers=None if options.machine else settings,
             clock=clock,
         )
         # The daemon of one user finds the rings of that user alone, whose all names are then.

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ampwatch.wire.blackbox import Box
     from ampwatch.wire.records import RunIdentity
 
-    StepAside = Callable[[float], float]
 
 DAYS = 30
 """Reports that were written longer ago are not listed. Unit: days."""
@@ -44,9 +43,6 @@ MAX_FILE_BYTES = 8 << 20
 
 MAX_BYTES = 128 << 20
 """Size of all files that are read. Unit: B."""
-
-MAX_ASIDE_SECONDS = 1.0
-"""Longest time that one listing waits for scrapes. Unit: s."""
 
 MACHINE = (
     "This daemon shows the runs of every user of the machine. It shows no reports: they are for their user"
@@ -141,15 +137,14 @@ class EndedRuns:
         except ReportError:
             return ""
 
-    def listing(self, picked: Sequence[str] = (), step_aside: StepAside = float) -> Listing:
+    def listing(self, picked: Sequence[str] = ()) -> Listing:
         """Return the list as it is now, and the runs of these keys.
 
         Args:
             picked: Keys of rows.
-            step_aside: Lets what is urgent go first, for at most so many seconds; returns what is left of them.
         """
         found, num_left_out = self._found()
-        wait = _patient(step_aside)
+        wait = self._fleet.precedence.step_aside
         self._known = {
             group: self._known.get(group) or _ended(group, wait)
             for group in _started_together(found)
@@ -197,17 +192,6 @@ class EndedRuns:
     def _live(self) -> set[RunIdentity]:
         with self._fleet.lock:
             return {rank.identity for rank in self._fleet.ranks() if not rank.ended}
-
-
-def _patient(step_aside: StepAside) -> Callable[[], None]:
-    """Return what lets scrapes go first between two pieces of work, for ``MAX_ASIDE_SECONDS`` in all."""
-    patience = MAX_ASIDE_SECONDS
-
-    def wait() -> None:
-        nonlocal patience
-        patience = step_aside(patience)
-
-    return wait
 
 
 def _started_together(found: Iterable[File]) -> Iterator[tuple[File, ...]]:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from concurrent.futures import Future
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Callable, Hashable
 
     _Job = tuple[Hashable, Callable[[], Any], Future[Any]]
 
@@ -75,38 +73,3 @@ class Lane:
                 future.set_exception(error)
             else:
                 future.set_result(result)
-
-
-class Precedence:
-    """Lets long work step aside while something short and urgent is done.
-
-    Two threads of Python that both have work take turns, and the short one takes twice as long.
-    """
-
-    def __init__(self) -> None:
-        self._is_free = threading.Event()
-        self._is_free.set()
-
-    @contextmanager
-    def first(self) -> Iterator[None]:
-        """Go first; one at a time."""
-        self._is_free.clear()
-        try:
-            yield
-        finally:
-            self._is_free.set()
-
-    def step_aside(self, seconds: float) -> float:
-        """Wait until nothing urgent is under way; hold no lock meanwhile.
-
-        Args:
-            seconds: The longest time to wait.
-
-        Returns:
-            What is left of ``seconds``.
-        """
-        if self._is_free.is_set() or seconds <= 0.0:
-            return seconds
-        begin = time.monotonic()
-        self._is_free.wait(seconds)
-        return seconds - (time.monotonic() - begin)

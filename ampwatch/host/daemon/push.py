@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ampwatch.errors import DaemonError
@@ -53,24 +53,6 @@ EXPORTERS = "opentelemetry.exporter.otlp.proto.http"
 """The package of the exporters, each of which logs by the name of its module."""
 
 logger = logging.getLogger(__name__)
-
-
-class Outlet(Protocol):
-    """A way out of the daemon.
-
-    Attributes:
-        what: What it sends, in a word.
-        target: Where to, for the log.
-    """
-
-    what: str
-    target: str
-
-    def send(self) -> str:
-        """Send everything as it is now; return why that failed, empty if it did not."""
-
-    def close(self) -> None:
-        """End a sending that waits to try again."""
 
 
 class Pusher:
@@ -169,8 +151,8 @@ class _Reasons(logging.Filter):
         return False
 
 
-class _Exporter:
-    """An outlet that is one of OpenTelemetry's own exporters.
+class Outlet:
+    """A way out of the daemon: one of OpenTelemetry's own exporters.
 
     Args:
         what: What it sends, in a word.
@@ -198,6 +180,7 @@ class _Exporter:
         self._logger.addFilter(self._reasons)
 
     def send(self) -> str:
+        """Send everything as it is now; return why that failed, empty if it did not."""
         self._reasons.newest = ""
         taken = self._take()
         if taken and self._exporter.export(taken).name != "SUCCESS":
@@ -206,6 +189,7 @@ class _Exporter:
         return ""
 
     def close(self) -> None:
+        """End a sending that waits to try again."""
         self._exporter.shutdown()
         self._logger.removeFilter(self._reasons)
 
@@ -240,10 +224,10 @@ def open_pusher(
     events = otlp.FindingEvents(fleet, sender, time.time_ns)
     try:
         exporter = for_metrics(endpoint, max_export_batch_size=MAX_POINTS)
-        outlets = [_Exporter("metrics", endpoint, exporter, snapshots.take)]
+        outlets = [Outlet("metrics", endpoint, exporter, snapshots.take)]
         if logs:
             exporter = for_logs(logs)
-            outlets.append(_Exporter("findings", logs, exporter, events.take, events.keep))
+            outlets.append(Outlet("findings", logs, exporter, events.take, events.keep))
     except (OSError, ValueError) as error:
         # A certificate that cannot be read, a compression that is none.
         msg = f"`--otlp`: expected variables OTEL_EXPORTER_OTLP_* that can be used, got {error}"

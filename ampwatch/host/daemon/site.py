@@ -17,7 +17,6 @@ from ampwatch import __version__
 from ampwatch.errors import did_you_mean
 from ampwatch.host.daemon.assets import find_assets, find_pages
 from ampwatch.host.daemon.ended import DAYS, EndedRuns
-from ampwatch.host.daemon.lanes import Precedence
 from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.host.metrics.scopes import ROOT_MODULE
 from ampwatch.host.page.as_json import encoded
@@ -169,16 +168,11 @@ class Site:
         self.scope = "machine" if machine else "user"
         self._fleet = fleet
         self._exporter = PrometheusExporter(fleet, passes)
-        self._precedence = Precedence()
         self._ended = ended or EndedRuns(fleet, "", refusal=lambda: NO_REPORTS)
-        self._feed = Feed(
-            fleet,
-            step_aside=self._precedence.step_aside,
-            lists_ended=lambda: not self._ended.refusal(),
-        )
+        self._feed = Feed(fleet, lists_ended=lambda: not self._ended.refusal())
         self._broadcast = Broadcast(self._feed)
-        self._rank_lists = RankLists(fleet, step_aside=self._feed.step_aside)
-        self._maps = Maps(fleet, self._feed.step_aside)
+        self._rank_lists = RankLists(fleet)
+        self._maps = Maps(fleet)
         self._what_ifs = WhatIfs(fleet)
         self._external_address = external_address
         self._is_stuck = is_stuck
@@ -242,7 +236,7 @@ class Site:
         if self._exporter.usual(request.accept, names) is None:
             return Response(*self._exporter.render(request.accept, names))
         # The work of pages waits meanwhile.
-        with self._precedence.first():
+        with self._fleet.precedence.first():
             return Response(*self._exporter.render(request.accept, names))
 
     def _health(self, _: Request) -> Response:
@@ -267,7 +261,7 @@ class Site:
         return json_response([{"targets": [target], "labels": labels}])
 
     def _state(self, _: Request) -> Response:
-        chunks = encoded(self._feed.full(self._feed.usual_age), self._feed.step_aside)
+        chunks = encoded(self._feed.full(self._feed.usual_age), self._fleet.precedence.step_aside)
         return Response(b"".join(chunks), JSON)
 
     def _ranks(self, _: Request) -> Response:
@@ -321,7 +315,7 @@ class Site:
             return Response(refused_html(why).encode(), HTML, HTTPStatus.FORBIDDEN)
         picked = _all_asked(request.query, PICKED)
         two = picked if len(picked) == 2 else []
-        listing = self._ended.listing(two, self._precedence.step_aside)
+        listing = self._ended.listing(two)
         page = list_html(
             listing.rows,
             directory=self._ended.directory,
@@ -338,7 +332,7 @@ class Site:
         if why := self._ended.refusal():
             return Response(refused_html(why).encode(), HTML, HTTPStatus.FORBIDDEN)
         key = "".join(_all_asked(request.query, PICKED))
-        (boxes,) = self._ended.listing([key], self._precedence.step_aside).picked
+        (boxes,) = self._ended.listing([key]).picked
         if not boxes:
             text = "The list of ended runs, /ended/, has no such run, or has it no more."
             return sentence(HTTPStatus.NOT_FOUND, text)

@@ -91,10 +91,6 @@ class Stream:
             while taken < MAX_LINGER and (data := await self.receive()):
                 taken += len(data)
 
-    def close(self) -> None:
-        """Let go of the socket."""
-        self._socket.close()
-
     async def _by_tls(self, operation: Callable[[Any], Any], argument: Any) -> Any:
         """Do what TLS may have to receive and send something else for first."""
         while True:

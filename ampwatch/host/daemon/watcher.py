@@ -79,7 +79,7 @@ class RingWatcher:
         read_until_ns: When the daemon before this one has read the rings last, as Unix time; infinite if
             that is not known. Unit: ns.
         any_user: Read every user's rings.
-        leftovers: Writes the reports that processes have not written; ``None`` for nobody.
+        leftovers: Where the reports go that processes have not written, and how many; ``None`` to write none.
         clock: Unix time. Unit: s.
         stopwatch: Monotonic time. Unit: s.
     """
@@ -92,7 +92,7 @@ class RingWatcher:
         grace_seconds: float,
         read_until_ns: float = math.inf,
         any_user: bool = False,
-        leftovers: LeftoverWriter | None = None,
+        leftovers: Settings | None = None,
         clock: Callable[[], float] = time.time,
         stopwatch: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -230,24 +230,42 @@ class RingWatcher:
             self._settle(path, remove_after=NEVER)
 
     def _save(self, path: Path, ring: _Followed, state: RunState) -> None:
-        if self._leftovers is not None:
-            self._leftovers.write(path, ring.reader.identity, state)
+        """Write the report of a writer that has ended, is gone without a word, or is silent.
+
+        Cost: the ring is read whole, 0.1 s.
+        """
+        if self._leftovers is None:
+            return
+        try:
+            save_leftovers(path, ring.reader.identity, state, self._leftovers)
+        except Exception as error:  # noqa: BLE001 - a boundary, see below
+            # The bytes of a ring are another process's, of any release, torn where it was killed:
+            # no list of errors is complete, and one run must not end the page of all others.
+            text = "cannot write the report of run %s (%s): %s"
+            logger.warning(text, ring.reader.identity.run, state.value, error)
+
+    def _forget_report(self, identity: RunIdentity) -> None:
+        """Remove the report of a writer that has ended a step after all, or has reported that it ends."""
+        if self._leftovers is None:
+            return
+        try:
+            forget_silence(identity, self._leftovers)
+        except OSError as error:
+            logger.warning("the report of run %s cannot be removed: %s", identity.run, error)
 
     def _forget_death(self, path: Path, identity: RunIdentity) -> None:
         """Begin anew with a writer that was taken for dead."""
         # Its ring is read from the oldest record again, as after a start of the daemon.
         self._fleet.forget(str(path))
-        if self._leftovers is not None:
-            self._leftovers.forget(identity)
+        self._forget_report(identity)
 
     def _detect_silence(self, path: Path, ring: _Followed) -> None:
-        """Notify the writer of leftovers when a writer that lives falls silent, and when it goes on."""
+        """Write the report when a writer that lives falls silent, and remove it when it goes on."""
         is_silent = self._fleet.state_of(str(path)) is RunState.STALE
-        if is_silent != ring.is_silent and self._leftovers is not None:
-            if is_silent:
-                self._save(path, ring, RunState.STALE)
-            else:
-                self._leftovers.forget(ring.reader.identity)
+        if is_silent and not ring.is_silent:
+            self._save(path, ring, RunState.STALE)
+        elif ring.is_silent and not is_silent:
+            self._forget_report(ring.reader.identity)
         ring.is_silent = is_silent
 
     def _end_of(self, ring: _Followed) -> float:
@@ -335,39 +353,3 @@ class RingWatcher:
             # Again each time: the fleet may have forgotten the run, and with it the problem.
             self._fleet.note_problem(str(path), text)
         self._problems = current
-
-
-class LeftoverWriter:
-    """Writes the reports of processes that cannot write them, and of those that ended well.
-
-    Args:
-        settings: Where reports are, and how many.
-
-    Attributes:
-        failures: How often one could not be written.
-
-    Cost:
-        Reading a ring whole: 0.1 s, once for each process that ends, dies or falls silent.
-    """
-
-    def __init__(self, settings: Settings) -> None:
-        self.failures = 0
-        self._settings = settings
-
-    def write(self, path: Path, identity: RunIdentity, state: RunState) -> None:
-        """Write the report of a writer that has ended, is gone without a word, or is silent. Never raises."""
-        try:
-            save_leftovers(path, identity, state, self._settings)
-        except Exception as error:  # noqa: BLE001 - a boundary, see below
-            # The bytes of a ring are another process's, of any release, torn where it was killed:
-            # no list of errors is complete, and one run must not end the page of all others.
-            self.failures += 1
-            text = "cannot write the report of run %s (%s): %s"
-            logger.warning(text, identity.run, state.value, error)
-
-    def forget(self, identity: RunIdentity) -> None:
-        """Remove the report of a writer that has ended a step after all, or has reported that it ends."""
-        try:
-            forget_silence(identity, self._settings)
-        except OSError as error:
-            logger.warning("the report of run %s cannot be removed: %s", identity.run, error)

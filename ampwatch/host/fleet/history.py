@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import deque
 from dataclasses import dataclass
 from operator import add
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from ampwatch.host.fleet.span_history import HistoryPosition, SpanHistory
+from ampwatch.host.fleet.span_history import SpanHistory
 from ampwatch.report.verdict import RECENT_STEPS
 from ampwatch.wire.records import NO_PHASES, SKIP_CLASSES, SkipClass
 
@@ -23,18 +22,8 @@ if TYPE_CHECKING:
     from ampwatch.wire.records import DevicePhasesRecord, Phases, StepRecord
 
 MAX_BUCKETS = 1024
-MAX_SKIPS = 512
 
 NO_SKIPS = (0,) * len(SKIP_CLASSES)
-
-
-class SkipEvent(NamedTuple):
-    """A skipped iteration, with the scale after it (NaN if unknown)."""
-
-    step: int
-    time_ns: int
-    skip_class: SkipClass
-    loss_scale: float
 
 
 @dataclass(slots=True)
@@ -165,74 +154,27 @@ def _added(one: Phases, other: Phases) -> Phases:
     return tuple(map(add, one, other))
 
 
-class Cursor(NamedTuple):
-    """The part of a history that somebody has seen."""
-
-    place: HistoryPosition
-    num_skips: int
-
-
-class Update(NamedTuple):
-    """The news in a history.
-
-    Attributes:
-        cursor: Where to go on from next time.
-        everything: The buckets and skips are all there are: throw away what you have.
-        buckets: New buckets in order. Unless ``everything``, the first one may be a newer
-            state of the last one seen: it has the same ``first_step`` and replaces it.
-        skips: New skipped iterations in order.
-    """
-
-    cursor: Cursor
-    everything: bool
-    buckets: list[Bucket]
-    skips: list[SkipEvent]
-
-
-class History:
+class History(SpanHistory[Bucket]):
     """The iterations of one rank, thinned as the run grows.
-
-    Attributes:
-        skips: The newest skipped iterations, each by itself.
 
     Args:
         max_buckets: Buckets kept at most.
-        max_skips: Skipped iterations kept one by one, the newest ones.
-        recent_steps: Newest iterations whose skips are kept counted.
 
     Cost:
         About 0.5 MB at the most. A record takes a few microseconds; one that makes the
         history too long about a millisecond.
     """
 
-    def __init__(
-        self,
-        *,
-        max_buckets: int = MAX_BUCKETS,
-        max_skips: int = MAX_SKIPS,
-        recent_steps: int = RECENT_STEPS,
-    ) -> None:
-        self.skips: deque[SkipEvent] = deque(maxlen=max_skips)
-        self._spans = SpanHistory[Bucket](max_buckets)
-        self._num_skips = 0
-        self._num_recent = recent_steps
+    def __init__(self, max_buckets: int = MAX_BUCKETS) -> None:
+        super().__init__(max_buckets)
         self._recent_from = self._recent_steps = 0
         self._recent_skips = NO_SKIPS
 
-    @property
-    def buckets(self) -> list[Bucket]:
-        """The buckets in order; the last one is still growing."""
-        return self._spans.spans
-
-    def add(self, record: StepRecord) -> None:
+    def put(self, record: StepRecord) -> None:
         """Append the iteration of ``record``."""
-        stride, bucket = self._spans.stride, Bucket.of(record)
-        self._spans.add(bucket)
-        self._count_recent([bucket] if stride == self._spans.stride else None)
-        if record.skip_class is not SkipClass.NONE:
-            self._num_skips += 1
-            event = SkipEvent(record.step, record.time_ns, record.skip_class, record.loss_scale)
-            self.skips.append(event)
+        stride, bucket = self.stride, Bucket.of(record)
+        self.add(bucket)
+        self._count_recent([bucket] if stride == self.stride else None)
 
     def put_device(self, record: DevicePhasesRecord) -> None:
         """Take in an iteration as its device has timed it, with the newest iteration.
@@ -240,14 +182,14 @@ class History:
         Those who have seen the buckets before are notified of it with the next iteration: all of them but
         the last one stay as they were.
         """
-        if self.buckets and any(record.phases):
-            self.buckets[-1].put_device(record)
+        if self.spans and any(record.phases):
+            self.spans[-1].put_device(record)
 
     @property
     def recent(self) -> tuple[Sequence[int], int]:
         """The skipped ones of the newest iterations per class, and how many those are.
 
-        At least ``recent_steps`` if the run has them; more where the history has thinned them.
+        At least ``RECENT_STEPS`` if the run has them; more where the history has thinned them.
         """
         return self._recent_skips, self._recent_steps
 
@@ -255,14 +197,14 @@ class History:
         """Follow the newest iterations: ``None`` after all buckets have become other ones."""
         if new is None:
             self._recent_from, self._recent_steps, self._recent_skips = 0, 0, NO_SKIPS
-            new = self.buckets
+            new = self.spans
         for bucket in new:
             self._recent_steps += bucket.num_steps
             self._recent_skips = _summed(self._recent_skips, bucket.skips)
         # Kept up with, not counted when asked for: that is a thousand buckets a rank and scrape.
         while True:
-            oldest = self.buckets[self._recent_from]
-            if self._recent_steps - oldest.num_steps < self._num_recent:
+            oldest = self.spans[self._recent_from]
+            if self._recent_steps - oldest.num_steps < RECENT_STEPS:
                 return
             self._recent_from += 1
             self._recent_steps -= oldest.num_steps
@@ -274,22 +216,5 @@ class History:
         As exact as the stride; for a step before the first known one, the time of that one.
         Unit: ns.
         """
-        place = bisect_left(self.buckets, step, key=lambda bucket: bucket.last_step)
-        return self.buckets[place].time_ns if place < len(self.buckets) else None
-
-    def since(self, cursor: Cursor | None) -> Update:
-        """Return what is new since ``cursor``, or everything if it does not fit any more.
-
-        Args:
-            cursor: Of an earlier update; ``None`` for everything.
-
-        Returns:
-            The live buckets, not copies: read them before the next ``add``.
-        """
-        news = self._spans.since(cursor and cursor.place)
-        # Skips are counted by themselves: the deque forgets old ones, the buckets never do.
-        seen = 0 if cursor is None or news.everything else cursor.num_skips
-        # Never more than are still there: a reader that was away for long misses the older ones.
-        num_skips = min(self._num_skips - seen, len(self.skips))
-        skips = list(self.skips)[len(self.skips) - num_skips :]
-        return Update(Cursor(news.place, self._num_skips), news.everything, news.spans, skips)
+        place = bisect_left(self.spans, step, key=lambda bucket: bucket.last_step)
+        return self.spans[place].time_ns if place < len(self.spans) else None

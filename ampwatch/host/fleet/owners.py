@@ -7,18 +7,17 @@ first, for as long as the series of that run may be looked at. A file keeps that
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import pwd
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import json
 
 from ampwatch.state.text import encodable
-from ampwatch.wire.ring.text import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,15 +90,12 @@ class NameOwners:
         owner = self._owners.get(name)
         return name if owner is None or owner.uid == uid else f"{name}~uid{uid}"
 
-    def dump(self) -> dict[str, Owner]:
-        """Return all owners by name, for a daemon to come."""
-        return dict(self._owners)
-
     def keep_in(self, directory: Path) -> None:
         """Read the file in the runtime directory, which lets nobody else in, and write it from now on."""
         self._path, self._due_s = directory / NAMES_FILE, self._clock() + SAVE_SECONDS
-        with suppress(OSError, ValueError):  # none yet, or half of one
-            self.load(parse_json(self._path.read_bytes()))
+        with suppress(OSError, ValueError):  # none yet, or a damaged one
+            known = json.decode(self._path.read_bytes(), type=dict[str, Owner])
+            self._owners = known | self._owners
 
     def save_if_due(self) -> None:
         """Write the file if there is something new. Trouble is logged, and tried again in an hour."""
@@ -115,20 +111,11 @@ class NameOwners:
         draft = self._path.with_suffix(".new")
         try:
             descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                json.dump(self._owners, file)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(json.encode(self._owners))
             draft.replace(self._path)
         except OSError as error:
             logger.warning("whose the names of runs are cannot be kept in %s: %s", draft, error)
-
-    def load(self, owners: Any) -> None:
-        """Take over what a daemon before this one has known; what makes no sense is left out."""
-        if not isinstance(owners, Mapping):
-            return
-        for name, owner in owners.items():
-            match owner:
-                case [int(uid), int() | float() as seen_s] if name not in self._owners:
-                    self._owners[name] = Owner(uid, float(seen_s))
 
     def _make_room(self, uid: int) -> None:
         """Forget the oldest name of a user who has too many: nobody else has fewer for it."""

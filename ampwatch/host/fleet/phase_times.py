@@ -57,7 +57,6 @@ class PhaseTimes:
         self._from_ns = counted_from_ns
         self._histograms: dict[tuple[StepPhase, str], Histogram] = {}
         self._steps: dict[int, StepPhases] = {}
-        self._order: deque[int] = deque()
         self._device_steps: dict[int, Phases] = {}
         self._newest_records = deque[StepRecord](maxlen=NEWEST_STEPS)
         self._newest_timed = deque[DevicePhasesRecord](maxlen=NEWEST_STEPS)
@@ -67,9 +66,8 @@ class PhaseTimes:
         self.newest = record.step
         self._newest_records.append(record)
         self._steps[record.step] = StepPhases(record.phases, record.cpu_ns, record.run_delay_ns)
-        self._order.append(record.step)
-        if len(self._order) > MAX_STEPS:
-            self._steps.pop(self._order.popleft(), None)
+        if len(self._steps) > MAX_STEPS:
+            del self._steps[next(iter(self._steps))]
         self._count(record.phases, record.time_ns, HOST)
 
     def put_device(self, record: DevicePhasesRecord) -> None:
@@ -111,7 +109,7 @@ class PhaseTimes:
     @property
     def oldest(self) -> int:
         """The oldest step that is still known; 0 before the first."""
-        return self._order[0] if self._order else 0
+        return next(iter(self._steps), 0)
 
     @property
     def ready(self) -> int:

@@ -11,7 +11,7 @@ from ampwatch.host.fleet.gradients import GradientHistory, unscaled
 from ampwatch.host.fleet.histogram import Histogram, Peak
 from ampwatch.host.fleet.module_map import ModuleMap
 from ampwatch.host.fleet.modules import Modules
-from ampwatch.host.fleet.trouble import Trouble, judged, notable, worst
+from ampwatch.host.fleet.trouble import Trouble, judged, notable
 from ampwatch.numerics.block_casts import cast_to_all
 from ampwatch.numerics.formats import FORMATS, MAX_LOW_BITS
 from ampwatch.numerics.whatif import TOLERATED, Fit, ScaleWindow, fit, scale_window
@@ -91,7 +91,7 @@ class Ranges:
     def close_sample(self, step: int) -> None:
         """Judge the modules: the totals come after all ranges of their sample, that of ``step``."""
         self.modules.choose(self.trouble)
-        self.modules.remember(self.notable)
+        self.modules.remember(lambda topics: notable(topics, self._judged(topics)))
         self.map.close(step, self._judged)
 
     def put(self, record: RangeRecord) -> None:
@@ -132,14 +132,10 @@ class Ranges:
 
     def trouble(self, topics: Mapping[Topic, RangeRecord]) -> Trouble:
         """Return the worst trouble of a module, given its newest record of each topic."""
-        return worst(topics, self.lost(topics) or 0.0, TOLERATED)
-
-    def notable(self, topics: Mapping[Topic, RangeRecord]) -> set[str]:
-        """Return all that is notable of a module (``trouble.notable``)."""
-        return notable(topics, self.lost(topics) or 0.0, TOLERATED)
+        return max(self._judged(topics), key=lambda one: one.score)
 
     def _judged(self, topics: Mapping[Topic, RangeRecord]) -> tuple[Trouble, ...]:
-        return judged(topics, self.lost(topics) or 0.0, TOLERATED)
+        return judged(topics, self.lost(topics) or 0.0)
 
     def headroom(self, record: RangeRecord) -> float | None:
         """Return how many times larger its largest magnitude could be; ``None`` if not known."""

@@ -184,7 +184,7 @@ class RankView(RankState):
 
     def _time_of(self, step: int) -> float | None:
         """Return the Unix time by which a step was over; ``None`` for one before those known. Unit: s."""
-        known = self.history.buckets
+        known = self.history.spans
         if not known or step < known[0].first_step:
             return None
         time_ns = self.history.time_of(step)
@@ -303,7 +303,7 @@ class RankView(RankState):
         # the daemon before this one has counted.
         if record.time_ns >= self._counted_from_ns:
             self.durations.observe(record.duration_s)
-        self.history.add(record)
+        self.history.put(record)
         self.outcomes.put_step(record)
         self.watching.put(record)
         self.phase_times.put(record)

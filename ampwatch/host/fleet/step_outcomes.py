@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.wire.records import SkipClass
@@ -44,7 +43,6 @@ class StepOutcomes:
         self.newest = -1
         self._state: tuple[float, int] | None = None
         self._by_step: dict[int, StepOutcome] = {}
-        self._order: deque[int] = deque()
         self._skipping: dict[int, int] = {}
 
     def put_step(self, record: StepRecord) -> None:
@@ -56,11 +54,10 @@ class StepOutcomes:
             skipped = record.skip_class is not SkipClass.NONE
             before = self._state if follows else None
             self._by_step[record.step] = StepOutcome(before, skipped, record.time_ns)
-            self._order.append(record.step)
             self._state = record.loss_scale, record.growth_tracker
-            if len(self._order) > MAX_STEPS:
-                gone = self._order.popleft()
-                self._by_step.pop(gone, None)
+            if len(self._by_step) > MAX_STEPS:
+                gone = next(iter(self._by_step))
+                del self._by_step[gone]
                 self._skipping.pop(gone, None)
         self.newest = record.step
 
@@ -80,4 +77,4 @@ class StepOutcomes:
 
     def after(self, step: int) -> Iterable[int]:
         """Return the steps after ``step`` whose outcomes are known."""
-        return [s for s in self._order if step < s < self.newest]
+        return [s for s in self._by_step if step < s < self.newest]

@@ -6,7 +6,7 @@ Reasons come in an order, the worst first, and each has a severity from 0 to 1:
 reason                      severity                                  notable above
 ==========================  ========================================  =================
 ``nonfinite``               1                                         0
-``lost``                    share of the gradient that is lost        ``tolerated``
+``lost``                    share of the gradient that is lost        ``TOLERATED``
 ``activation_headroom``     closeness to the end of the format        ``NOTABLE_CLOSE``
 ``unchanged``               share of the weights an update misses     ``NOTABLE_MISSED``
 ==========================  ========================================  =================
@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from ampwatch.numerics.whatif import TOLERATED
 from ampwatch.state.limits import headroom
 from ampwatch.wire.records import Topic
 
@@ -58,45 +59,30 @@ class Trouble(NamedTuple):
         return self.score - (len(REASONS) - REASONS.index(self.reason) if self.reason else 0)
 
 
-def worst(topics: Mapping[Topic, RangeRecord], lost: float, tolerated: float) -> Trouble:
-    """Return the worst trouble of a module.
-
-    Args:
-        topics: The newest record of each topic.
-        lost: Share of its gradient that is lost (``limits.lost_share``).
-        tolerated: Share of a gradient that may be lost.
-    """
-    return max(judged(topics, lost, tolerated), key=lambda one: one.score)
-
-
-def notable(topics: Mapping[Topic, RangeRecord], lost: float, tolerated: float) -> set[str]:
+def notable(topics: Mapping[Topic, RangeRecord], troubles: Iterable[Trouble]) -> set[str]:
     """Return all that is notable of a module, to compare ranks by: reasons, and where from.
 
     Gradients are infinite on every rank now and then, while the scale is sought; outputs and
     weights are not. So what is not finite is kept by topic.
 
     Args:
-        topics: As for ``worst``, like the others.
-        lost: Share of its gradient that is lost.
-        tolerated: Share of a gradient that may be lost.
+        topics: The newest record of each topic.
+        troubles: What they were judged to be.
     """
-    reasons = {one.reason for one in judged(topics, lost, tolerated) if one.reason}
+    reasons = {one.reason for one in troubles if one.reason}
     return reasons | {f"nonfinite {topic.name}" for topic in topics if nonfinite((topics[topic],))}
 
 
-def judged(
-    topics: Mapping[Topic, RangeRecord], lost: float, tolerated: float
-) -> tuple[Trouble, ...]:
+def judged(topics: Mapping[Topic, RangeRecord], lost: float) -> tuple[Trouble, ...]:
     """Return one trouble for each reason, in the order of ``REASONS``, the worst first.
 
     Args:
-        topics: As for ``worst``, like the others.
-        lost: Share of its gradient that is lost.
-        tolerated: Share of a gradient that may be lost.
+        topics: The newest record of each topic.
+        lost: Share of its gradient that is lost (``limits.lost_share``).
     """
     return (
         _place(4, "nonfinite", float(nonfinite(topics.values()) > 0), 0.0),
-        _place(3, "lost", lost, tolerated),
+        _place(3, "lost", lost, TOLERATED),
         _place(2, "activation_headroom", _closeness(topics.get(Topic.ACTIVATION)), NOTABLE_CLOSE),
         _place(1, "unchanged", _missed(topics.get(Topic.UPDATE)), NOTABLE_MISSED),
     )

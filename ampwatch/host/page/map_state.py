@@ -31,7 +31,7 @@ from ampwatch.wire.blackbox.culprit import module_of
 from ampwatch.wire.records import ALL_MODULES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ampwatch.host.fleet import Fleet, RankView
     from ampwatch.host.fleet.module_map import MapColumn
@@ -114,16 +114,14 @@ class Maps:
 
     Args:
         fleet: Whose they are.
-        step_aside: Called between small pieces of work.
 
     Cost:
         Of 2000 modules and 96 columns a tenth of a second, without the fleet's lock; 230 kB of JSON,
         a twentieth of that compressed. Asked again while nothing is new of the rank: 1 ms.
     """
 
-    def __init__(self, fleet: Fleet, step_aside: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._step_aside = step_aside
         self._answers: WeakKeyDictionary[RankView, tuple[KnownMap, MapAnswer]] = WeakKeyDictionary()
         self._codes: WeakKeyDictionary[RankView, dict[int, tuple[tuple[bytes, ...], bytes]]] = (
             WeakKeyDictionary()
@@ -149,7 +147,7 @@ class Maps:
         return answer
 
     def _sent(self, state: State) -> MapAnswer:
-        body = b"".join(encoded(state, self._step_aside))
+        body = b"".join(encoded(state, self._fleet.precedence.step_aside))
         # Quickly: this is done in one piece, while other threads wait.
         packed = gzip.compress(body, compresslevel=1, mtime=0)
         return MapAnswer(packed, f'"{hashlib.sha256(body).hexdigest()[:32]}"')

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
@@ -39,8 +38,8 @@ from ampwatch.wire.records import StepPhase
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ampwatch.host.fleet import Cursor as HistoryCursor
     from ampwatch.host.fleet import Fleet, RankView
+    from ampwatch.host.fleet.span_history import HistoryPosition
     from ampwatch.report.verdict import RunVerdict
     from ampwatch.wire.records import Finding
 
@@ -50,9 +49,6 @@ PHASES = tuple((phase.label, phase.words) for phase in StepPhase)
 
 MAX_AGE_SECONDS = 5.0
 """Age of a state up to which it is shown on a page, where making one takes long. Unit: s."""
-
-MAX_ASIDE_SECONDS = 2.0
-"""Time that making a state waits for scrapes at most: scrapes without end must not stop pages."""
 
 
 @dataclass(eq=False)
@@ -79,14 +75,15 @@ class _Moment:
 class Feed:
     """The state of a fleet for the page.
 
-    Thread-safe; one feed serves any number of clients.
+    For one thread; one feed serves any number of clients.
 
     Args:
         fleet: What to show.
         clock: Returns the Unix time in seconds.
-        step_aside: Called between small pieces of work, with the longest time that it may wait
-            for something urgent; returns what is left of that. Unit: s.
         lists_ended: Returns whether the daemon lists runs that have ended.
+
+    Attributes:
+        fleet: What is shown.
 
     Cost:
         A full state of one rank is at most about 100 kB of JSON, a change some hundred bytes;
@@ -98,17 +95,12 @@ class Feed:
         self,
         fleet: Fleet,
         clock: Callable[[], float] = time.time,
-        step_aside: Callable[[float], float] = lambda seconds: seconds,
         lists_ended: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._fleet = fleet
+        self.fleet = fleet
         self._lists_ended = lists_ended
         self._clock = clock
-        self._step_aside = step_aside
-        self._patience = 0.0
-        # Not the fleet's: that one is let go of between the ranks, so that a scrape can have it.
-        self._making = threading.Lock()
-        self._series: dict[RankView, tuple[HistoryCursor | None, bool, dict[str, Row]]] = {}
+        self._series: dict[RankView, tuple[HistoryPosition | None, bool, dict[str, Row]]] = {}
         self._ranges: dict[RankView, RangeState] = {}
         self._precision: dict[RankView, PrecisionState] = {}
         self._changes: dict[RankView, dict[tuple[object, ...], tuple[str, ...]]] = {}
@@ -124,56 +116,47 @@ class Feed:
             max_age: Age of a state, made for another client, that will do as well. Then many
                 open pages cost little more than one. Unit: s.
         """
-        return self._of(None, max_age)
+        return self.shown(None, max_age)
 
-    def shown(self, shown: Shown, max_age: float = 0.0) -> State:
+    def shown(self, shown: Shown | None, max_age: float = 0.0) -> State:
         """Return everything about the ranks that somebody looks at, and a line for each other one.
 
         Args:
-            shown: Those ranks.
+            shown: Those ranks; ``None`` for all.
             max_age: As for ``full``. What is about all ranks is made once for all who ask. Unit: s.
         """
-        return self._of(shown, max_age)
-
-    def _of(self, shown: Shown | None, max_age: float) -> State:
-        with self._making:
-            now = self._clock()
-            self._patience = MAX_ASIDE_SECONDS
-            before = time.thread_time()
-            # Below 0 where the clock was set back: that moment could be kept for hours.
-            if not 0.0 <= now - self._moment.at < max_age:
-                self._moment = self._at(now)
-            moment = self._moment
-            is_shown = None if shown is None else there(moment.lines, shown)
-            if (state := moment.states.get(is_shown)) is None:
-                state = moment.states[is_shown] = self._whole_state(moment, is_shown)
-            moment.seconds += time.thread_time() - before
-            return state
+        now = self._clock()
+        before = time.thread_time()
+        # Below 0 where the clock was set back: that moment could be kept for hours.
+        if not 0.0 <= now - self._moment.at < max_age:
+            self._moment = self._at(now)
+        moment = self._moment
+        is_shown = None if shown is None else there(moment.lines, shown)
+        if (state := moment.states.get(is_shown)) is None:
+            state = moment.states[is_shown] = self._whole_state(moment, is_shown)
+        moment.seconds += time.thread_time() - before
+        return state
 
     @property
     def usual_age(self) -> float:
         """The age that a state must reach so that making them takes a tenth of a core at most."""
         return min(MAX_AGE_SECONDS, 9.0 * self._moment.seconds)
 
-    def step_aside(self) -> None:
-        """Let what is urgent go first, between two small pieces of work; hold no lock meanwhile."""
-        self._patience = self._step_aside(self._patience)
-
     def _at(self, now: float) -> _Moment:
         runs = self._judged()
-        with self._fleet.lock:
+        with self.fleet.lock:
             run_states = {run: in_lines(*judged, now) for run, judged in runs.items()}
-        self.step_aside()
+        self.fleet.precedence.step_aside()
         return _Moment(now, runs, self._state(now, run_states))
 
     def _judged(self) -> dict[str, tuple[list[RankView], RunVerdict]]:
-        with self._fleet.lock:
-            runs = self._fleet.judge()
+        with self.fleet.lock:
+            runs = self.fleet.judge()
         ranks = {rank for members, _ in runs.values() for rank in members}
         for kept in (self._series, self._ranges, self._precision, self._changes):
             for gone in kept.keys() - ranks:
                 del kept[gone]
-        self.step_aside()
+        self.fleet.precedence.step_aside()
         return runs
 
     def _whole_state(self, moment: _Moment, shown: Shown | None) -> State:
@@ -196,8 +179,8 @@ class Feed:
         return state
 
     def _state(self, now: float, run_states: State) -> State:
-        with self._fleet.lock:
-            gpus, problems = gpu_state(self._fleet), dict(self._fleet.problems)
+        with self.fleet.lock:
+            gpus, problems = gpu_state(self.fleet), dict(self.fleet.problems)
         return {
             "now": round(now, 3),
             "version": __version__,
@@ -225,9 +208,9 @@ class Feed:
             self._change_of(rank, m.finding) for incident in incidents for m in incident.members
         ]
         # One rank at a time: of all together a scrape would have to wait for seconds.
-        with self._fleet.lock:
+        with self.fleet.lock:
             state = self._rank_now(rank, of_run, changes, now)
-        self.step_aside()
+        self.fleet.precedence.step_aside()
         return state
 
     def _change_of(self, rank: RankView, finding: Finding) -> tuple[str, ...]:
@@ -270,12 +253,12 @@ class Feed:
     def _series_of(self, rank: RankView) -> dict[str, Row]:
         """Return the rows of ``rank``, built anew only where its history has changed."""
         on_device = rank.phase_times.on_device is not None
-        cursor, was_on_device, rows = self._series.get(rank, (None, on_device, {}))
+        place, was_on_device, rows = self._series.get(rank, (None, on_device, {}))
         # The first word of a device makes all rows other ones: they have its phases then.
-        update = rank.history.since(cursor if on_device == was_on_device else None)
-        fresh = {str(b.first_step): bucket_row(b, on_device=on_device) for b in update.buckets}
-        rows = fresh if update.everything else {**rows, **fresh}
-        self._series[rank] = update.cursor, on_device, rows
+        news = rank.history.since(place if on_device == was_on_device else None)
+        fresh = {str(b.first_step): bucket_row(b, on_device=on_device) for b in news.spans}
+        rows = fresh if news.everything else {**rows, **fresh}
+        self._series[rank] = news.place, on_device, rows
         return rows
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from typing import TYPE_CHECKING
 
 from ampwatch import __version__
-from ampwatch.host.fleet.gpus import Feature, Reason, users
+from ampwatch.host.fleet.gpus import Feature, users
 from ampwatch.host.page.figures import figures
 from ampwatch.host.page.page import MAX_AGE_SECONDS
 from ampwatch.report.headline import headline
@@ -30,42 +29,33 @@ GIB = 1 << 30
 
 
 class RankLists:
-    """The list of the ranks of a fleet. Thread-safe; one serves any number of clients.
+    """The list of the ranks of a fleet. For one thread; one serves any number of clients.
 
     Args:
         fleet: What to list.
         clock: Returns the Unix time in seconds.
-        step_aside: Called between small pieces of work, without a lock.
 
     Cost:
         Some 0.2 ms a rank, at most a tenth of a core however many ask; 3 kB a rank.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        clock: Callable[[], float] = time.time,
-        step_aside: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, fleet: Fleet, clock: Callable[[], float] = time.time) -> None:
         self._fleet = fleet
         self._clock = clock
-        self._step_aside = step_aside
         self._links = Links.of(fleet.settings)
-        self._making = threading.Lock()
         self._made_at = -math.inf
         self._seconds = 0.0
         self._sent = b""
 
     def sent(self) -> bytes:
         """Return the list as it is sent, at most ``MAX_AGE_SECONDS`` old."""
-        with self._making:
-            age = self._clock() - self._made_at
-            if not 0.0 <= age < min(MAX_AGE_SECONDS, 9.0 * self._seconds):
-                before = time.thread_time()
-                self._made_at = self._clock()
-                self._sent = packed(self.made())
-                self._seconds = time.thread_time() - before
-            return self._sent
+        age = self._clock() - self._made_at
+        if not 0.0 <= age < min(MAX_AGE_SECONDS, 9.0 * self._seconds):
+            before = time.thread_time()
+            self._made_at = self._clock()
+            self._sent = packed(self.made())
+            self._seconds = time.thread_time() - before
+        return self._sent
 
     def made(self) -> RankList:
         """Return the list as of now."""
@@ -82,7 +72,7 @@ class RankLists:
                 # One rank at a time: a scrape waits for no more than that.
                 with self._fleet.lock:
                     rows.append(_row(label, rank, verdict, on_gpu.get(rank, ""), links, now))
-                self._step_aside()
+                self._fleet.precedence.step_aside()
         runs = [RunRow(run, of.level, headline(of, now).lines) for run, (_, of) in judged.items()]
         return RankList(__version__, now, runs, rows)
 
@@ -91,7 +81,7 @@ def _row(
     run: str, rank: RankView, of_run: RunVerdict, gpu: str, links: dict[str, str], now: float
 ) -> RankRow:
     verdict = of_run.by_rank[rank.identity.rank]
-    spans = rank.history.buckets[-MAX_SPANS:]
+    spans = rank.history.spans[-MAX_SPANS:]
     phases = rank.phase_times.breakdown
     return RankRow(
         run=run,
@@ -121,16 +111,11 @@ def _known(value: float) -> float | None:
 
 def _gpu(gpu: Gpu) -> str:
     """Return how busy a GPU and its tensor cores are, its memory and its heat, in a few words."""
-
-    def read(feature: Feature, part: str) -> float | None:
-        answer = gpu.answers.get(feature, {}).get(part)
-        return None if isinstance(answer, Reason) else answer
-
     parts = (
-        ("{:.0%}", read(Feature.UTILIZATION, ""), 1),
-        ("tc {:.0%}", read(Feature.TENSOR_ACTIVE, "any"), 1),
-        ("{:.0f}G", read(Feature.MEMORY, "used"), GIB),
-        ("{:.0f}C", read(Feature.TEMPERATURE, "gpu"), 1),
+        ("{:.0%}", gpu.number(Feature.UTILIZATION), 1),
+        ("tc {:.0%}", gpu.number(Feature.TENSOR_ACTIVE, "any"), 1),
+        ("{:.0f}G", gpu.number(Feature.MEMORY, "used"), GIB),
+        ("{:.0f}C", gpu.number(Feature.TEMPERATURE, "gpu"), 1),
     )
     words = [text.format(value / unit) for text, value, unit in parts if value is not None]
     return " ".join([f"{gpu.index}:", *words, *([] if gpu.is_up else ["lost"])])

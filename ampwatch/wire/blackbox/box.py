@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from ampwatch.wire.records import RunState, Severity, Topic
-
-if TYPE_CHECKING:
-    from ampwatch.wire.records import (
-        DevicePhasesRecord,
-        Finding,
-        LayerRecord,
-        OptimizerRecord,
-        RangeRecord,
-        RunIdentity,
-        SamplingRecord,
-        SensorFailureRecord,
-        StepRecord,
-    )
+from ampwatch.wire.records import (
+    DevicePhasesRecord,
+    Finding,
+    LayerRecord,
+    OptimizerRecord,
+    RangeRecord,
+    RunIdentity,
+    RunState,
+    SamplingRecord,
+    SensorFailureRecord,
+    Severity,
+    StepRecord,
+    Topic,
+)
 
 DIED = "the process ended without closing: killed, out of memory or crashed"
 

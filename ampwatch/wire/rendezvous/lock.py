@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec import NODEFAULT, Struct
-from msgspec.structs import asdict, fields
+from msgspec import Struct, json
 
 from ampwatch.errors import DaemonError, remedy_of
 from ampwatch.runtime import DAEMON_LOCK
-from ampwatch.wire.ring.text import parse_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,8 +38,7 @@ class DaemonInfo(Struct, frozen=True):
         layout: Version of the ring layout it reads.
         ring_directories: Directories in which it finds the rings of its own user; links are resolved.
         auto: A training has started it, so that nobody but trainings sees that there is one.
-        wants_token: Readers need the token of its user. Older versions, which know of none, do not
-            say.
+        wants_token: Readers need the token of its user.
         external_url: Address by which others open the page; empty if nobody gave one.
         scope: ``user`` or ``machine``: whose runs it shows.
     """
@@ -232,28 +228,15 @@ def _opened(path: Path) -> int:
 
 def encoded(info: DaemonInfo) -> bytes:
     """Return the content of a lock file."""
-    return json.dumps(asdict(info)).encode() + b"\n"
+    return json.encode(info) + b"\n"
 
 
 def info_of(content: bytes) -> DaemonInfo | None:
     """Return what a lock file says, ``None`` if nothing that makes sense."""
     try:
-        fields_read = parse_json(content)
-        # A daemon of an older release does not say all of it.
-        values = {
-            f.name: fields_read[f.name]
-            for f in fields(DaemonInfo)
-            if f.default is NODEFAULT or f.name in fields_read
-        }
-        values["ring_directories"] = tuple(values.get("ring_directories", ()))
-        values |= {flag: values.get(flag) is True for flag in ("auto", "wants_token")}
-    except (ValueError, LookupError, TypeError):
+        return json.decode(content, type=DaemonInfo)
+    except (ValueError, RecursionError):
         return None
-    numbers = (values["pid"], values["port"], values["layout"])
-    texts = (values["scheme"], values["host"], values["version"], *values["ring_directories"])
-    texts += (values.get("external_url", ""), values.get("scope", ""))
-    is_info = all(isinstance(n, int) for n in numbers) and all(isinstance(t, str) for t in texts)
-    return DaemonInfo(**values) if is_info else None
 
 
 def _trouble(path: Path, error: OSError) -> str:

@@ -181,6 +181,7 @@ class _Form:
         self._check = check
         hints = get_type_hints(record, include_extras=True)
         self._types: Any = tuple[tuple(hints[name] for name in self._names)]  # type: ignore[misc]
+        self._encoder: Any = _ENCODER
         self._decoder: Any = msgpack.Decoder(self._types)
 
     def pack(self, record: Any, limit: int) -> bytes:  # noqa: ARG002 - those below cut
@@ -314,7 +315,7 @@ class _TableForm(_Form):
         total = left_out + len(rows)
         count = min(len(rows), _MAX_ROWS)
         while True:
-            text = self._encode((*head, rows[:count], total - count))
+            text = self._encoder.encode((*head, rows[:count], total - count))
             payload = zlib.compress(text, 1)
             if len(payload) <= limit and len(text) <= _MAX_TABLE:
                 break
@@ -337,19 +338,13 @@ class _TableForm(_Form):
                 check_names(*names)
         return record
 
-    def _encode(self, values: Any) -> bytes:
-        return _ENCODER.encode(values)
-
 
 class _CensusForm(_TableForm):
     """A ``CensusRecord``: JSON, whose integers are of any size."""
 
     def __init__(self) -> None:
         super().__init__(CensusRecord, _check_census)
-        self._decoder = json.Decoder(self._types)
-
-    def _encode(self, values: Any) -> bytes:
-        return _JSON_ENCODER.encode(values)
+        self._encoder, self._decoder = _JSON_ENCODER, json.Decoder(self._types)
 
 
 def _number(value: Any) -> Any:

@@ -1,28 +1,26 @@
 """Requests to a training, for a trace for example, from another process: two small files beside the ring.
 
 The request stays until it is answered; whoever asked takes it back by removing it, and then
-nothing is written. Both files are JSON objects, private to the user, made elsewhere and moved
+nothing is written. Both files are MessagePack, private to the user, made elsewhere and moved
 into place. They are believed only if they belong to this user and nobody else may write them.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import stat
-from base64 import b64decode, b64encode
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from pathlib import Path  # noqa: TC003 - read by msgspec
+from typing import Annotated, Any, TypeVar
 
-from msgspec import Struct
+from msgspec import Meta, Struct, msgpack, structs
 
 from ampwatch.runtime import RING_SUFFIX
 from ampwatch.wire.records import MAX_PLANNED, KernelTotal, PlanRecord
+from ampwatch.wire.records.fields import Count  # noqa: TC001 - likewise
 from ampwatch.wire.ring.encoding import decode, encode
-from ampwatch.wire.ring.layout import RecordKind
-from ampwatch.wire.ring.text import parse_json
+from ampwatch.wire.ring.text import check_names, refuse
 
 REQUEST_SUFFIX = ".request"
 ANSWER_SUFFIX = ".answer"
@@ -32,6 +30,9 @@ _LONGEST = 1 << 20
 _LONGEST_RECORD = 1024
 _MAX_TOTALS = 256
 _LONGEST_TEXT = 512
+
+_T = TypeVar("_T", bound=Struct)
+_Text = Annotated[str, Meta(max_length=16 * _LONGEST_TEXT)]
 
 
 TRACE, ERRORS, LAYERS, FOLLOW = "trace", "errors", "layers", "follow"
@@ -55,11 +56,11 @@ class Request(Struct, frozen=True):
         plan: Of ``FOLLOW``: the plan, layer by layer.
     """
 
-    token: str
-    pid: int
+    token: _Text
+    pid: Count
     path: Path
-    iterations: int
-    what: str = TRACE
+    iterations: Annotated[int, Meta(ge=1, le=MAX_ITERATIONS)]
+    what: Annotated[str, Meta(pattern=f"^({TRACE}|{ERRORS}|{LAYERS}|{FOLLOW})$")] = TRACE
     plan: tuple[PlanRecord, ...] = ()
 
 
@@ -76,13 +77,13 @@ class Answer(Struct, frozen=True):
         totals: Time of kernels, on a CPU of ops.
     """
 
-    token: str
-    why_not: str = ""
-    step: int = 0
-    iterations: int = 0
-    wall_ns: int = 0
-    busy_ns: int = 0
-    totals: tuple[KernelTotal, ...] = ()
+    token: _Text
+    why_not: _Text = ""
+    step: Count = 0
+    iterations: Count = 0
+    wall_ns: Count = 0
+    busy_ns: Count = 0
+    totals: Annotated[tuple[KernelTotal, ...], Meta(max_length=_MAX_TOTALS)] = ()
 
 
 def request_path(ring: Path) -> Path:
@@ -102,16 +103,7 @@ def write_request(ring: Path, request: Request) -> None:
         FileExistsError: If somebody has asked already.
         OSError: If it cannot be written.
     """
-    content = {
-        "token": request.token,
-        "pid": request.pid,
-        "path": str(request.path),
-        "iterations": request.iterations,
-        "what": request.what,
-        # As in a ring, where records are cut to fit and what is read is checked.
-        "plan": [b64encode(encode(r, _LONGEST_RECORD)[1]).decode() for r in request.plan],
-    }
-    _write(request_path(ring), content, replace=False)
+    _write(request_path(ring), request, replace=False)
 
 
 def read_request(ring: Path) -> Request:
@@ -121,25 +113,19 @@ def read_request(ring: Path) -> Request:
         OSError: If there is no request, or it cannot be read.
         ValueError: If it is not one to be believed.
     """
-    content = _read(request_path(ring))
-    path = Path(_text(content, "path"))
-    iterations = _number(content, "iterations")
+    request = _read(request_path(ring), Request)
     # Relative to which directory? The process that asks and the one that writes have their own.
-    if not path.is_absolute() or not 1 <= iterations <= MAX_ITERATIONS:
-        msg = f"expected an absolute path and 1 to {MAX_ITERATIONS} iterations, got {str(path)!r} and {iterations}"
-        raise ValueError(msg)
-    what = _text(content, "what")
-    if what not in (TRACE, ERRORS, LAYERS, FOLLOW):
-        msg = f"expected {TRACE!r}, {ERRORS!r}, {LAYERS!r} or {FOLLOW!r}, got {what!r:.80}"
-        raise ValueError(msg)
-    return Request(
-        _text(content, "token"),
-        _number(content, "pid"),
-        path,
-        iterations,
-        what,
-        _plan(content) if what == FOLLOW else (),
-    )
+    if not request.path.is_absolute():
+        refuse("an absolute path", str(request.path))
+    check_names(request.token, str(request.path))
+    if request.what != FOLLOW:
+        return structs.replace(request, plan=())
+    if not 1 <= len(request.plan) <= MAX_PLANNED:
+        rows = f"1 to {MAX_PLANNED} rows, one for each layer of a plan"
+        refuse(rows, f"{len(request.plan)} rows")
+    # As from a ring, where texts are cut and harmless, and what is read is checked.
+    plan = [decode(*encode(record, _LONGEST_RECORD)) for record in request.plan]
+    return structs.replace(request, plan=tuple(plan))
 
 
 def write_answer(ring: Path, answer: Answer) -> None:
@@ -148,16 +134,9 @@ def write_answer(ring: Path, answer: Answer) -> None:
     Raises:
         OSError: If it cannot be written.
     """
-    content = {
-        "token": answer.token,
-        "why_not": _printable(answer.why_not),
-        "step": answer.step,
-        "iterations": answer.iterations,
-        "wall_ns": answer.wall_ns,
-        "busy_ns": answer.busy_ns,
-        "totals": [list(total) for total in answer.totals[:_MAX_TOTALS]],
-    }
-    _write(answer_path(ring), content, replace=True)
+    why_not = "".join(c if c.isprintable() else " " for c in answer.why_not)[:_LONGEST_TEXT]
+    totals = answer.totals[:_MAX_TOTALS]
+    _write(answer_path(ring), structs.replace(answer, why_not=why_not, totals=totals), replace=True)
 
 
 def read_answer(ring: Path) -> Answer:
@@ -167,20 +146,10 @@ def read_answer(ring: Path) -> Answer:
         OSError: If there is none, or it cannot be read.
         ValueError: If it is not one to be believed.
     """
-    content = _read(answer_path(ring))
-    totals = content.get("totals")
-    if not isinstance(totals, list) or len(totals) > _MAX_TOTALS:
-        msg = f"expected at most {_MAX_TOTALS} totals, got {type(totals).__name__}"
-        raise ValueError(msg)
-    return Answer(
-        token=_text(content, "token"),
-        why_not=_text(content, "why_not"),
-        step=_number(content, "step"),
-        iterations=_number(content, "iterations"),
-        wall_ns=_number(content, "wall_ns"),
-        busy_ns=_number(content, "busy_ns"),
-        totals=tuple(_total(row) for row in totals),
-    )
+    answer = _read(answer_path(ring), Answer)
+    # These words are printed on the terminal of whoever asked, and escape sequences act.
+    check_names(answer.token, answer.why_not, *(total.dtype for total in answer.totals))
+    return answer
 
 
 def withdraw(ring: Path) -> None:
@@ -190,59 +159,13 @@ def withdraw(ring: Path) -> None:
             path.unlink()
 
 
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text)[:_LONGEST_TEXT]
-
-
-def _total(row: object) -> KernelTotal:
-    if isinstance(row, list) and len(row) == 3:
-        fields = dict(zip(("unit", "dtype", "nanoseconds"), row, strict=True))
-        return KernelTotal(
-            _text(fields, "unit"), _text(fields, "dtype"), _number(fields, "nanoseconds")
-        )
-    msg = f"expected [unit, dtype, nanoseconds], got {row!r:.80}"
-    raise ValueError(msg)
-
-
-def _plan(content: dict[str, Any]) -> tuple[PlanRecord, ...]:
-    rows = content.get("plan")
-    if (
-        not isinstance(rows, list)
-        or not 1 <= len(rows) <= MAX_PLANNED
-        or not all(isinstance(row, str) for row in rows)
-    ):
-        given = f"{len(rows)} rows" if isinstance(rows, list) else f"{rows!r:.80}"
-        msg = f"expected 1 to {MAX_PLANNED} rows of text, one for each layer of a plan, got {given}"
-        raise ValueError(msg)
-    records = [decode(RecordKind.PLAN, b64decode(row, validate=True)) for row in rows]
-    return tuple(record for record in records if isinstance(record, PlanRecord))
-
-
-def _text(content: dict[str, Any], name: str) -> str:
-    value = content.get(name)
-    # Printable: these words are printed on the terminal of whoever asked, and escape sequences act.
-    if isinstance(value, str) and len(value) <= 16 * _LONGEST_TEXT and value.isprintable():
-        return value
-    msg = f"expected printable text under {name!r}, got {value!r:.80}"
-    raise ValueError(msg)
-
-
-def _number(content: dict[str, Any], name: str) -> int:
-    value = content.get(name)
-    # ``true`` of JSON is an ``int`` of Python, and would count as 1.
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63:
-        return value
-    msg = f"expected a whole number >= 0 under {name!r}, got {value!r:.80}"
-    raise ValueError(msg)
-
-
-def _write(path: Path, content: dict[str, Any], *, replace: bool) -> None:
+def _write(path: Path, content: Struct, *, replace: bool) -> None:
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(part, flags, 0o600)
     try:
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(content, file)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgpack.encode(content, enc_hook=str))
         # Under its name only when it is whole: the other side reads whenever it likes.
         if replace:
             part.replace(path)
@@ -253,7 +176,7 @@ def _write(path: Path, content: dict[str, Any], *, replace: bool) -> None:
             part.unlink()
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, kind: type[_T]) -> _T:
     # Not blocking: a pipe under this name must not stop a training.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags), "rb") as file:
@@ -262,11 +185,16 @@ def _read(path: Path) -> dict[str, Any]:
         if not is_trusted(status) or status.st_size > _LONGEST:
             msg = f"expected a private file of uid {os.geteuid()} of at most {_LONGEST} bytes, got mode {stat.filemode(status.st_mode)} of uid {status.st_uid}, {status.st_size} bytes"
             raise ValueError(msg)
-        content = parse_json(file.read(_LONGEST))
-    if not isinstance(content, dict):
-        msg = f"expected a JSON object, got {type(content).__name__}"
-        raise ValueError(msg)  # noqa: TRY004 - whatever is wrong with what somebody wrote
-    return content
+        content = file.read(_LONGEST)
+    try:
+        return msgpack.decode(content, type=kind, dec_hook=_path)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+
+
+def _path(kind: Any, value: Any) -> Path:
+    path: Path = kind(value) if isinstance(value, str) else refuse("a path", value)
+    return path
 
 
 def is_trusted(status: os.stat_result) -> bool:

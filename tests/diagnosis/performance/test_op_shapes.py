@@ -204,13 +204,13 @@ def test_it_is_the_innermost_module_that_is_affected_as_a_whole(
 
 
 def kernel(name: str, unit: str, dtype: str, seconds: float, **more: Any) -> KernelTime:
-    fields = {"op": "aten::mm", "align": 0, "arch": 90, "lags": False, "gemv": False, **more}
+    fields = {"op": "aten::mm", "align": 0, "lags": False, "gemv": False, **more}
     return KernelTime(name=name, unit=unit, dtype=dtype, seconds=seconds, **fields)
 
 
 GOOD = kernel("nvjet_tst", "tensor", "bfloat16", 0.1, align=8)
-ALIGN1 = kernel("cutlass_75_align1", "tensor", "bfloat16", 0.04, align=1, arch=75, lags=True)
-OLD = kernel("sm80_xmma", "tensor", "bfloat16", 0.04, arch=80, lags=True)
+ALIGN1 = kernel("cutlass_75_align1", "tensor", "bfloat16", 0.04, align=1, lags=True)
+OLD = kernel("sm80_xmma", "tensor", "bfloat16", 0.04, lags=True)
 SGEMM = kernel("ampere_sgemm_128x64", "cuda", "float32", 0.04)
 GEMV = kernel("gemv2T_kernel", "cuda", "bfloat16", 0.04, gemv=True)
 UNKNOWN = kernel("Kernel2", "unknown", "", 0.9, align=1, lags=True, gemv=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ampwatch.host.daemon.lanes import Lane, Precedence
+from ampwatch.host.daemon.lanes import Lane
 
 
 @pytest.fixture
@@ -44,27 +44,3 @@ def test_no_more_jobs_wait_than_are_bearable(lane: Lane) -> None:
     go_on.set()
     waiting[-1].result(60)
     lane.ask(lambda: None).result(60)
-
-
-def test_work_steps_aside_for_what_goes_first_but_not_for_ever() -> None:
-    """Its patience is handed on from piece to piece."""
-    precedence = Precedence()
-    assert precedence.step_aside(1.0) == 1.0
-
-    with precedence.first():
-        assert precedence.step_aside(0.01) <= 0.0
-        assert precedence.step_aside(0.0) == 0.0
-
-    entered, done = threading.Event(), []
-
-    def urgent() -> None:
-        with precedence.first():
-            entered.set()
-            done.append("urgent")
-
-    thread = threading.Thread(target=urgent)
-    thread.start()
-    entered.wait(60)
-    assert precedence.step_aside(60.0) > 0.0
-    assert done == ["urgent"]
-    thread.join()

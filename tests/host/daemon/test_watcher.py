@@ -97,7 +97,7 @@ def test_records_reach_the_fleet_once_each(setting: Setting) -> None:
     (rank,) = setting.fleet.ranks()
 
     assert rank.newest == step(6)
-    assert sum(bucket.num_steps for bucket in rank.history.buckets) == 2
+    assert sum(bucket.num_steps for bucket in rank.history.spans) == 2
     assert setting.watcher.num_followed == 1
 
 
@@ -118,7 +118,7 @@ def test_the_records_of_an_ended_run_are_read_once(setting: Setting, moved: str)
 
     (rank,) = setting.fleet.ranks()
 
-    assert sum(bucket.num_steps for bucket in rank.history.buckets) == 2
+    assert sum(bucket.num_steps for bucket in rank.history.spans) == 2
 
 
 def test_a_finished_run_is_kept_for_the_grace_time_and_then_gone(setting: Setting) -> None:

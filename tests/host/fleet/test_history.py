@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ampwatch.host.fleet.history import Bucket, Cursor, History, SkipEvent
+from ampwatch.host.fleet.history import MAX_BUCKETS, Bucket, History
+from ampwatch.host.fleet.span_history import HistoryPosition
 from ampwatch.host.fleet.watching import AFTERMATH_STEPS, OPENING_STEPS, Phase, WatchingCost
 from ampwatch.training.iteration import governor
 from ampwatch.wire.records import NO_PHASES, SKIP_CLASSES, SkipClass, StepPhase, StepRecord
 from tests.workshop.clocks import SECOND, START
-from tests.workshop.records import device_phases, skipped_step, step
+from tests.workshop.records import device_phases, step
 
 numbers = st.one_of(st.floats(0.5, 4.0), st.just(math.nan))
 records: st.SearchStrategy[dict[str, Any]] = st.builds(
@@ -42,10 +43,10 @@ def stretch(drawn: list[dict[str, Any]]) -> list[StepRecord]:
     return made
 
 
-def history_of(made: list[StepRecord], **limits: int) -> History:
-    history = History(**limits)
+def history_of(made: list[StepRecord], max_buckets: int = MAX_BUCKETS) -> History:
+    history = History(max_buckets)
     for record in made:
-        history.add(record)
+        history.put(record)
     return history
 
 
@@ -90,62 +91,41 @@ def test_buckets_say_what_a_scan_over_all_records_says(
 
     history = history_of(made, max_buckets=max_buckets)
 
-    assert len(history.buckets) <= max_buckets
-    assert sum(bucket.num_steps for bucket in history.buckets) == len(made)
-    for bucket in history.buckets:
+    assert len(history.spans) <= max_buckets
+    assert sum(bucket.num_steps for bucket in history.spans) == len(made)
+    for bucket in history.spans:
         check_bucket(bucket, [r for r in made if bucket.first_step <= r.step <= bucket.last_step])
 
 
 @pytest.mark.rotating
 @given(st.lists(st.lists(records, max_size=8), max_size=20), st.integers(2, 12))
-def test_a_reader_with_a_cursor_has_the_same_as_one_that_reads_it_all(
+def test_a_reader_that_comes_back_has_the_same_as_one_that_reads_it_all(
     batches: list[list[dict[str, Any]]], max_buckets: int
 ) -> None:
-    """Applying update after update gives the buckets and skips of the history."""
+    """Applying update after update gives the buckets of the history."""
     history = History(max_buckets=max_buckets)
-    cursor: Cursor | None = None
+    place: HistoryPosition | None = None
     buckets: dict[int, tuple[int, int]] = {}
-    skips: list[SkipEvent] = []
     made = iter(stretch([fields for batch in batches for fields in batch]))
 
     for batch in batches:
         for _ in batch:
-            history.add(next(made))
-        update = history.since(cursor)
-        if update.everything:
-            buckets, skips = {}, []
-        buckets.update((b.first_step, (b.last_step, b.num_steps)) for b in update.buckets)
-        skips += update.skips
-        cursor = update.cursor
+            history.put(next(made))
+        news = history.since(place)
+        if news.everything:
+            buckets = {}
+        buckets.update((b.first_step, (b.last_step, b.num_steps)) for b in news.spans)
+        place = news.place
 
-    expected = {b.first_step: (b.last_step, b.num_steps) for b in history.buckets}
+    expected = {b.first_step: (b.last_step, b.num_steps) for b in history.spans}
     assert expected == buckets
-    assert [s.step for s in history.skips] == [s.step for s in skips]
-
-
-def test_the_newest_skips_are_kept_one_by_one() -> None:
-    """A storm of skips costs bounded memory; a reader gets those that are still there."""
-    history = History(max_skips=3)
-    history.add(step(0))
-    cursor = history.since(None).cursor
-    for index in range(1, 6):
-        history.add(skipped_step(index, 2.0**-index))
-
-    update = history.since(cursor)
-
-    expected = [
-        (3, SkipClass.STORM, 0.125),
-        (4, SkipClass.STORM, 0.0625),
-        (5, SkipClass.STORM, 0.03125),
-    ]
-    assert expected == [(s.step, s.skip_class, s.loss_scale) for s in update.skips]
 
 
 def test_a_step_that_goes_back_does_not_break_the_order() -> None:
     """A damaged ring can say anything; the buckets stay in order and count it."""
     history = history_of([step(5), step(6), step(2)])
 
-    assert [(b.first_step, b.last_step, b.num_steps) for b in history.buckets] == [
+    assert [(b.first_step, b.last_step, b.num_steps) for b in history.spans] == [
         (5, 5, 1),
         (6, 6, 2),
     ]
@@ -156,17 +136,17 @@ def test_what_a_device_has_timed_stands_with_the_step_in_which_it_came() -> None
     history = History(max_buckets=8)
     sent = 0.0
     for i in range(100):
-        history.add(step(i))
+        history.put(step(i))
         if i % 4 == 3:
             seconds = 0.25 * i
             sent += seconds
             phases = (seconds, *NO_PHASES[1:])
             history.put_device(device_phases(i - 2, 1, phases))  # type: ignore[arg-type] # ten
 
-    assert sum(b.num_device_phased for b in history.buckets) == 25
-    assert sum(b.device_phase_sums[StepPhase.DATA] for b in history.buckets) == sent
-    assert history.buckets[0].device_phase_sums[0] == 0.25 * (3 + 7 + 11 + 15)
-    assert all(b.phase_sums == NO_PHASES for b in history.buckets)
+    assert sum(b.num_device_phased for b in history.spans) == 25
+    assert sum(b.device_phase_sums[StepPhase.DATA] for b in history.spans) == sent
+    assert history.spans[0].device_phase_sums[0] == 0.25 * (3 + 7 + 11 + 15)
+    assert all(b.phase_sums == NO_PHASES for b in history.spans)
 
 
 def test_a_device_that_speaks_before_the_first_step_is_not_heard() -> None:
@@ -174,7 +154,7 @@ def test_a_device_that_speaks_before_the_first_step_is_not_heard() -> None:
     history = History()
     history.put_device(device_phases(0, 1, (1.0, *NO_PHASES[1:])))  # type: ignore[arg-type]
 
-    assert history.buckets == []
+    assert history.spans == []
 
 
 STEADY, OPENING, FAILURE = 10_000_000, 200_000_000, 50_000_000

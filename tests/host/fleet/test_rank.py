@@ -124,7 +124,7 @@ def test_steps_of_before_the_first_look_are_not_in_the_histogram() -> None:
     rank.apply(step(101))
 
     assert sum(rank.durations.counts) == recent + 1
-    assert sum(bucket.num_steps for bucket in rank.history.buckets) == 101
+    assert sum(bucket.num_steps for bucket in rank.history.spans) == 101
 
 
 def test_ranges_are_folded_with_what_is_known_about_autocast() -> None:

@@ -103,15 +103,14 @@ def test_between_the_ranks_urgent_work_has_its_chance_and_the_lock() -> None:
         put(fleet, f"/{rank}.ring", identity(rank=rank, world_size=20), [step(0)])
     free: list[bool] = []
 
-    def aside(seconds: float) -> float:
+    def aside() -> None:
         # An RLock that this thread holds could be taken again: its state says who holds it.
         free.append(not fleet.lock._is_owned())
-        return seconds
 
-    feed = Feed(fleet, Clock(START + 20), aside)
-    state = feed.full()
+    fleet.precedence.step_aside = aside
+    state = Feed(fleet, Clock(START + 20)).full()
     made = len(free)
-    list(encoded(state, feed.step_aside))
+    list(encoded(state, aside))
 
     assert made >= 20
     assert len(free) - made >= 20

@@ -106,7 +106,7 @@ def counts(monitor: ampwatch.Monitor | None) -> tuple[int, int]:
     assert monitor is not None
     totals = monitor._session.diagnosis.totals
     assert not [guard.name for guard in monitor._session.bus.guards if guard.off]
-    return sum(map(sum, totals.skipped.values())), totals.attempted
+    return sum(map(sum, totals.skipped.values())), sum(totals.steps.values())
 
 
 def monitored(*scaler: Any) -> Callable[[nn.Module], ampwatch.Monitor]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
-import math
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +19,6 @@ from ampwatch.wire.blackbox.exception import MAX_CHARACTERS, MAX_WORDS, tracebac
 from ampwatch.wire.records import NO_PHASES, RunState
 from tests.workshop.boxes import box
 from tests.workshop.records import alarm, device_phases, failure, histogram, step
-
-OLD = Path(__file__).with_name("version-1.json")
 
 
 def refuse_constant(name: str) -> float:
@@ -75,17 +71,6 @@ def test_any_reader_of_json_can_read_it() -> None:
         "loss_scale": 2.0**-15,
         "steps_to_floor": "Infinity",
     }
-
-
-def test_a_report_of_an_older_release_is_read() -> None:
-    """A file that version 1 has written, kept as it was."""
-    (read,) = from_json(OLD.read_bytes(), "a file")
-    meant = box()
-    # What was not asked then is not known.
-    meant.ranges = [structs.replace(r, flushed=-1, norm=math.nan) for r in meant.ranges]
-    meant.findings = [replace(f, tried=()) for f in meant.findings]
-
-    assert repr(read) == repr(meant)
 
 
 def test_members_of_a_newer_release_are_passed_over() -> None:

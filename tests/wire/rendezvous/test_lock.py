@@ -61,7 +61,7 @@ def test_what_is_published_is_read_back_until_it_is_retracted(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("unsaid", ["wants_token", "auto"])
-def test_a_daemon_of_an_older_release_is_understood(tmp_path: Path, unsaid: str) -> None:
+def test_a_daemon_that_does_not_say_all_is_understood(tmp_path: Path, unsaid: str) -> None:
     """It wants no token, and does not say whether a training has started it."""
     said = asdict(INFO)
     del said[unsaid]

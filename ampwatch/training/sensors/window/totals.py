@@ -133,7 +133,6 @@ def _time(
         unit=kernel.unit.value,
         dtype=kernel.dtype,
         align=kernel.align or 0,
-        arch=kernel.arch or 0,
         lags=capability is not None and lags(kernel, capability),
         gemv=kernel.gemv,
         seconds=spent.nanoseconds / 1e9,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from msgspec import msgpack
 from torch import nn
 
 from ampwatch.training.hooks import taps
@@ -785,16 +786,18 @@ def test_the_end_of_training_is_answered_and_leaves_no_file(
     assert list(ring.parent.iterdir()) == []
 
 
+def change(file: Path, **fields: object) -> None:
+    file.write_bytes(msgpack.encode(msgpack.decode(file.read_bytes()) | fields))
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda path: path.write_text("no json"),
-        lambda path: path.write_text(
-            path.read_text().replace('"iterations": 1', '"iterations": 9')
-        ),
-        lambda path: path.write_text(path.read_text().replace('"path": "', '"path": "relative')),
+        lambda path: path.write_text("no request"),
+        lambda path: change(path, iterations=9),
+        lambda path: change(path, path="relative"),
         lambda path: path.chmod(0o644),
-        lambda path: path.write_text(path.read_text() + " " * (1 << 20)),
+        lambda path: path.write_bytes(path.read_bytes() + bytes(1 << 20)),
         lambda path: (path.unlink(), os.mkfifo(path, 0o600)),
         lambda path: (path.rename(path.with_suffix(".x")), path.symlink_to(path.with_suffix(".x"))),
     ],

@@ -12,7 +12,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ampwatch import __version__
+from ampwatch import __version__, laboratory
 from ampwatch.cli.completion import ASKED, answer
 from ampwatch.errors import AmpwatchError, did_you_mean
 
@@ -113,15 +113,30 @@ def make_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(title="commands", metavar="<command>")
     for verb in VERBS:
         add_verb(subparsers, verb, import_module(f"ampwatch.cli.{verb}"))
+    # Their old place, until the next release; help does not list them.
+    for verb in laboratory.VERBS:
+        add_verb(subparsers, verb, laboratory.load(f"cli.{verb}"), is_listed=False)
     return parser
 
 
-def add_verb(subparsers: argparse._SubParsersAction[Any], verb: str, module: Any) -> None:
-    """Add a verb, which is a module, to a command line."""
+def add_verb(
+    subparsers: argparse._SubParsersAction[Any],
+    verb: str,
+    module: Any,
+    *,
+    is_listed: bool = True,
+) -> None:
+    """Add a verb to a command line.
+
+    Args:
+        subparsers: Those of the command line.
+        verb: Its name.
+        module: Its module.
+        is_listed: Whether help lists it.
+    """
+    listed = {"help": module.HELP} if is_listed else {}
     epilog = getattr(module, "EPILOG", None)
-    parser = subparsers.add_parser(
-        verb, help=module.HELP, description=module.DESCRIPTION, epilog=epilog
-    )
+    parser = subparsers.add_parser(verb, **listed, description=module.DESCRIPTION, epilog=epilog)
     parser.set_defaults(parser=parser)
     if hasattr(module, "run"):  # others have verbs of their own
         parser.set_defaults(func=module.run)

@@ -16,15 +16,6 @@ if TYPE_CHECKING:
 
     from ampwatch.report.pages import Page
 
-MOVED = {
-    **dict.fromkeys(("alerts", "dashboards", "deploy", "fleet", "grafana"), "operate"),
-    **dict.fromkeys(("block-formats", "diff", "errors", "plan", "precision"), "lab"),
-    "acting": "callbacks",
-    "run-without-edits": "using",
-    "zero-code": "using",
-}
-"""Guides by the names that they had, until the next release."""
-
 HELP = "explain a kind of finding or an alert, and what to do"
 
 DESCRIPTION = """\

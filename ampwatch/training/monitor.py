@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import torch
 
+from ampwatch import laboratory
 from ampwatch.diagnosis.pipeline import LastStep
 from ampwatch.errors import CLOSED, LIMITS, RAISE_THE_LIMIT, StateError, did_you_mean
 from ampwatch.guard import Guard, Log, is_of_a_signal
@@ -515,6 +516,14 @@ class Monitor:
         self._session.catch_up()
         census = self._session.census
         return NO_CENSUS if census is None else render_ops(census, by)
+
+    def error_budget(self, *args: Any, **kwargs: Any) -> Any:
+        """Return ``ampwatch.lab.error_budget(watch, ...)``, which takes its place in the next release."""
+        return laboratory.load("api").error_budget(self, *args, **kwargs)
+
+    def plan(self, **kwargs: Any) -> Any:
+        """Return ``ampwatch.lab.plan(watch, ...)``, which takes its place in the next release."""
+        return laboratory.load("api").plan(self, **kwargs)
 
     @property
     def part(self) -> Part | None:

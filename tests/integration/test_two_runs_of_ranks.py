@@ -104,9 +104,9 @@ def diff(runs: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     """Compare two runs by the command line; return the exit status, the document and the text."""
 
     def compared(a: str, b: str) -> tuple[int, dict[str, Any], str]:
-        status = main(["lab", "diff", str(runs / a), str(runs / b), "--json"])
+        status = main(["diff", str(runs / a), str(runs / b), "--json"])
         document = json.loads(capsys.readouterr().out)
-        assert main(["lab", "diff", str(runs / a), str(runs / b)]) == status
+        assert main(["diff", str(runs / a), str(runs / b)]) == status
         return status, document, " ".join(capsys.readouterr().out.split())
 
     return compared

@@ -62,13 +62,13 @@ def test_a_running_training_says_where_its_error_begins(
     training: Program, own_places: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As a table and as JSON, with the training going on and nothing left beside its ring."""
-    assert main(["lab", "errors", "--run", "mix", "--lines", "4"]) == 0
+    assert main(["errors", "--run", "mix", "--lines", "4"]) == 0
     table = capsys.readouterr().out
     assert "autocast to float16" in table
     assert "Errors of ops in forward, the largest effect first (4 of" in table
     assert "Errors of ops in backward" in table
 
-    assert main(["lab", "errors", "--json"]) == 0
+    assert main(["errors", "--json"]) == 0
     budget = json.loads(capsys.readouterr().out)
     assert budget["target"] == "loss"
     assert 0.5 < budget["explained"] / budget["error"] < 2.0
@@ -83,7 +83,7 @@ def test_a_running_training_says_where_its_error_begins(
 @pytest.mark.usefixtures("training")
 def test_a_training_that_cannot_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     """In a sentence, with status 1."""
-    assert main(["lab", "errors"]) == 1
+    assert main(["errors"]) == 1
     assert 'no error budget: calls are not kept with the setting replay="off"' in (
         capsys.readouterr().err
     )
@@ -95,7 +95,7 @@ def test_two_runs_that_are_the_same_end_with_0(
     """The verdict says so."""
     a, b = (write_tape(tmp_path / f"{name}.tape", [step(0), step(1)]) for name in "ab")
 
-    assert main(["lab", "diff", str(a), str(b)]) == 0
+    assert main(["diff", str(a), str(b)]) == 0
     assert "the same: no sum of any tensor differs" in capsys.readouterr().out
 
 
@@ -107,10 +107,10 @@ def test_two_runs_that_part_end_with_3_and_name_the_place(
     a = write_tape(tmp_path / "a.tape", [step(0), step(1)])
     b = write_tape(tmp_path / "b.tape", [step(0), step(1, 1.01)])
 
-    assert main(["lab", "diff", str(a), str(b)]) == 3
+    assert main(["diff", str(a), str(b)]) == 3
     assert "op addmm in first, forward of step 1" in capsys.readouterr().out
 
-    assert main(["lab", "diff", str(a), str(b), "--json"]) == 3
+    assert main(["diff", str(a), str(b), "--json"]) == 3
     document = json.loads(capsys.readouterr().out)
     first = document["departures"][0]
     assert document["verdict"] == "differ"
@@ -137,7 +137,7 @@ def test_what_cannot_be_compared_is_a_sentence(
     a = write_tape(tmp_path / "a.tape", [step(0)])
     b = write_tape(tmp_path / "b.tape", other)  # type: ignore[arg-type]
 
-    assert main(["lab", "diff", str(a), str(b)]) == 1
+    assert main(["diff", str(a), str(b)]) == 1
     said = capsys.readouterr().err
     assert said.startswith("ampwatch: expected")
     assert words in said
@@ -150,5 +150,5 @@ def test_ranks_of_other_numbers_are_compared_by_gradients_alone(
     a = write_tape(tmp_path / "a.tape", [step(0)])
     b = write_tape(tmp_path / "b.tape", [step(0, 2.0)], replace(HEAD, world_size=8))
 
-    assert main(["lab", "diff", str(a), str(b)]) == 0
+    assert main(["diff", str(a), str(b)]) == 0
     assert "A has 1 ranks and B 8" in " ".join(capsys.readouterr().out.split())

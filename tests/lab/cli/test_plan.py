@@ -66,18 +66,18 @@ def test_a_report_gives_a_table_json_and_code(
     report: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By the limit, the GPU and the formats that are asked for."""
-    assert main(["lab", "plan", str(report)]) == 0
+    assert main(["plan", str(report)]) == 0
     table = capsys.readouterr().out
     assert "Precision plan of gpt: the cheapest format of each product that keeps 20 dB" in table
     assert "float8_e4m3fn" in table
 
-    assert main(["lab", "plan", str(report), "--json", "--gpu", "b200", "--limit", "5"]) == 0
+    assert main(["plan", str(report), "--json", "--gpu", "b200", "--limit", "5"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert (plan["gpu"], plan["limit_db"]) == ("B200", 5.0)
     assert plan["layers"][0]["products"][0]["formats"] == ["mxfp4", "mxfp4"]
 
     arguments = ["--formats", "float16, bfloat16,float32", "--limit", "60"]
-    assert main(["lab", "plan", str(report), *arguments]) == 0
+    assert main(["plan", str(report), *arguments]) == 0
     assert "forward     float16 " in capsys.readouterr().out
 
 
@@ -91,7 +91,7 @@ def test_a_running_training_is_planned(
     eventually(lambda: program.stdout or not program.runs, "the training", 120)
     assert program.stdout == "measured\n", program.stderr
     try:
-        assert main(["lab", "plan", "--run", "net", "--json"]) == 0
+        assert main(["plan", "--run", "net", "--json"]) == 0
         plan = json.loads(capsys.readouterr().out)
         assert [p.suffix for p in (own_places / "rings").iterdir()] == [".ring"]
     finally:
@@ -113,13 +113,10 @@ def test_a_running_training_follows_the_plan_that_it_was_given(
         assert process.stdout is not None
         assert process.stdout.readline() == "measured\n"
         try:
-            assert main(["lab", "plan", "--run", "net", "--limit", "40"]) == 0
-            assert main(["lab", "plan", "--run", "net", "--limit", "21", "--gpu", "H100"]) == 0
+            assert main(["plan", "--run", "net", "--limit", "40"]) == 0
+            assert main(["plan", "--run", "net", "--limit", "21", "--gpu", "H100"]) == 0
             assert (
-                main(
-                    ["lab", "plan", "--run", "net", "--limit", "30", "--lines", "1", "--no-follow"]
-                )
-                == 0
+                main(["plan", "--run", "net", "--limit", "30", "--lines", "1", "--no-follow"]) == 0
             )
             said = capsys.readouterr()
             assert said.err == ""
@@ -168,7 +165,7 @@ def test_bad_arguments_are_explained(
     report: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In a sentence, with status 1."""
-    assert main(["lab", "plan", str(report), *arguments]) == 1
+    assert main(["plan", str(report), *arguments]) == 1
     assert said in capsys.readouterr().err
 
 
@@ -179,5 +176,5 @@ def test_a_report_without_layers_says_what_to_do(
     path = tmp_path / "early.json"
     path.write_text(to_json([Box(IDENTITY)]))
 
-    assert main(["lab", "plan", str(path)]) == 1
+    assert main(["plan", str(path)]) == 1
     assert "no precision plan: no step in which layers are measured" in capsys.readouterr().err

@@ -257,7 +257,7 @@ def test_where_the_laboratory_is_off_it_says_how_to_turn_it_on(train: Any, level
     """A program that asks goes on anyway."""
     watch = train(nn.Linear(64, 10), torch.randn(64, 64), steps=2, level=level, lab=False)
 
-    for answer in (lab.plan(watch), lab.error_budget(watch)):
+    for answer in (lab.plan(watch), lab.error_budget(watch), watch.plan(), watch.error_budget()):
         assert "lab=True" in answer.why_not
     assert watch.part is None
 

@@ -48,6 +48,9 @@ MIN_EVIDENCE = 8
 MIN_VALUES = 8
 """Elements below which a tensor proves nothing."""
 
+MAX_FEW = 256
+"""Casts of fewer integers that are distinguished; those of several iterations are put together."""
+
 FIRST_SAMPLED = 64
 """Elements of floating-point tensors that are checked first: most are no integers."""
 
@@ -130,6 +133,7 @@ class LossyCasts(RoundingSensor):
         self._vain = VainChecks()
         self._held: list[_Held] = []
         self._angles: list[_Angle] = []
+        self._few: dict[Hashable, set[float]] = {}
         self._handlers: dict[str, Callable[[OpCall, OpPlace], None]] = {
             **dict.fromkeys(CASTS, self._cast),
             "arange": self._range,
@@ -180,8 +184,14 @@ class LossyCasts(RoundingSensor):
         self._check(call, place, *cast_by(call))
 
     def _check(self, call: OpCall, place: OpPlace, source: Any, out: Any) -> None:
-        if is_plain(source) and is_plain(out) and source.numel() >= MIN_VALUES:
+        if not (is_plain(source) and is_plain(out)):
+            return
+        is_integer = source.dtype in INTEGERS
+        if source.numel() >= MIN_VALUES:
             self._compare(call, place, source, out)
+        # One number is a count as a rule, whose rounding does no harm.
+        elif is_integer and source.numel() > 1 and out.dtype in HALF:
+            self._gather(call, place, source, out)
 
     def _promote(self, call: OpCall, place: OpPlace) -> None:
         """Check an op on tensors of different dtypes: it casts one of them implicitly."""
@@ -338,6 +348,43 @@ class LossyCasts(RoundingSensor):
         if reached.device == angle.read.device:
             self._deferred.read(torch.cat([angle.read, reached[None]]), judge)
 
+    def _gather(
+        self, call: OpCall, place: OpPlace, source: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """Put integers together with those of other casts alike, until they are enough to judge.
+
+        A small batch has few time steps, and other ones in the next iteration.
+        """
+        signature = place.module, source.dtype, out.dtype, source.shape
+        if self._vain.are_enough(signature, self._step):
+            return
+        site = self._place(call, place)
+        dtype = out.dtype
+        result = _Result.of(out)
+
+        def judge(read: list[float]) -> None:
+            if signature not in self._few and len(self._few) >= MAX_FEW:
+                self._few.clear()
+            # Distinct ones: one value in many casts is one piece of evidence.
+            values = self._few.setdefault(signature, set())
+            values.update(read)
+            if len(values) < MIN_VALUES:
+                return
+            del self._few[signature]
+            rounded = sum(value != _rounded(value, dtype) for value in values)
+            kept = len({_rounded(value, dtype) for value in values})
+            largest = max(map(abs, values))
+            is_far = largest > 2 * LARGEST_INTEGER[dtype]
+            if not (is_far and rounded >= ROUNDED_SHARE * len(values)):
+                self._vain.add(signature)
+                return
+            numbers = len(values), len(values), kept, rounded
+            # What runs up from iteration to iteration is no row of positions.
+            cast = LossyCast(site, name_of(dtype), *numbers, largest, is_ordered=False)
+            self._report(cast, result, place)
+
+        self._deferred.read(source.float(), judge)
+
     def _report(self, cast: LossyCast, result: _Result, place: OpPlace) -> None:
         if place.is_inside:
             self._observe(cast)
@@ -395,3 +442,7 @@ def _compared(values: torch.Tensor, dtype: torch.dtype, bits: int) -> tuple[torc
 
 def _address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
+
+
+def _rounded(number: float, dtype: torch.dtype) -> float:
+    return float(torch.tensor(number, dtype=torch.float32).to(dtype))

@@ -128,9 +128,9 @@ class Shadow:
         self.source = ""
         self.memory: Memory | None = None
 
-    def add(self, now: Tensor, added: Tensor) -> None:
-        """Take in an addition of ``added``, after which the elements are ``now``."""
-        self.now, self.exact = now, torch.add(self.exact, added)
+    def add(self, now: Tensor, added: Tensor, alpha: float = 1.0) -> None:
+        """Take in an addition of ``added`` times ``alpha``, after which the elements are ``now``."""
+        self.now, self.exact = now, torch.add(self.exact, added, alpha=alpha)
         self.additions, self.seen = self.additions + 1, self.seen + 1
 
     def begin(self, where: Tensor, additions: Any = 0) -> None:

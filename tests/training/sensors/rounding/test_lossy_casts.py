@@ -104,6 +104,42 @@ def test_ids_without_an_order_are_reported_without_one(listening: Listening) -> 
     assert [c.is_ordered for c in listening.seen] == [False]
 
 
+def test_the_few_integers_of_small_batches_are_evidence_together(listening: Listening) -> None:
+    """Time steps: six in a batch, other ones in the next; what was rounded is counted."""
+    batches = [[901, 37, 515, 640, 777, 12], [303, 998, 5, 613, 450, 901]]
+    for batch in batches:
+        with listening:
+            torch.tensor(batch).to(torch.bfloat16)
+    (cast,) = listening.seen
+    distinct = torch.tensor(batches).unique()
+
+    assert (cast.num_values, cast.largest, cast.is_ordered) == (11, 998.0, False)
+    assert cast.rounded == int((distinct.to(torch.bfloat16).long() != distinct).sum())
+    assert (cast.site.where, cast.site.op) == ("rope", "_to_copy")
+
+
+@pytest.mark.rotating
+@pytest.mark.parametrize(
+    "batch",
+    [
+        lambda _: [480, 853],  # the size of a picture
+        lambda i: [i % 256, 255 - i % 256, 3],  # labels, colours
+        lambda i: [512 * i, 512 * i + 512],  # all of them are numbers of bfloat16
+        lambda i: [401 + 7 * i],  # how many tokens there are
+    ],
+)
+def test_few_integers_that_lose_nothing_or_stay_the_same_are_left_alone(
+    listening: Listening, batch: Any
+) -> None:
+    """However often they are cast."""
+    for number in range(20):
+        with listening:
+            torch.tensor(batch(number)).to(torch.bfloat16)
+            torch.tensor(401 + 7 * number).to(torch.bfloat16)
+
+    assert listening.seen == []
+
+
 def test_optimizers_and_backward_cast_what_they_like(listening: Listening) -> None:
     """Only the forward pass has positions."""
     for listening.place in (STEPPED, inside("rope", Phase.BACKWARD)):

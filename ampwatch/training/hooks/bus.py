@@ -532,6 +532,17 @@ class Bus:
                     self._take_off(place)
                     raise
 
+    @unbroken
+    def place_again(self, event: type) -> None:
+        """Take off what is placed for an event, whoever listens, and place it as it is to be now.
+
+        To be called between two iterations.
+        """
+        for place in tuple(self._placed):
+            if event in place.events:
+                self._take_off(place)
+        self._place()
+
     def _is_wanted(self, place: Place) -> bool:
         return not place.events or any(
             event in self._timed

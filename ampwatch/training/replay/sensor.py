@@ -221,8 +221,9 @@ class ReplaySensor(Sensor):
         """Have the calls tapped anew once what is compiled has been traced; or give up."""
         is_settled = self._bus.is_compiling_settled
         if is_settled != self._was_settled:
-            self._was_settled = is_settled
-            self._ignore()
+            self._was_settled, self._listening_since = is_settled, step
+            # Not ignored and listened to again: what others listen to as well stays in place meanwhile.
+            self._bus.place_again(on.RootCalled)
         elif is_settled and step - self._listening_since > SETTLED and not self._num_received:
             self._end_for_good(
                 "only compiled functions call the model, and their calls are not observed"

@@ -138,6 +138,33 @@ def test_a_fault_of_one_step_is_named_with_its_op_and_module(
     assert ("made again eagerly" in found.summary) is (backend != "")
 
 
+compiled: Any = None
+
+
+def double(x: Tensor) -> Tensor:
+    doubled: Tensor = compiled(x)
+    return doubled
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # which the compiler looks at
+@pytest.mark.parametrize("is_part", [False, True], ids=["before the monitor", "in the model"])
+def test_a_model_is_heard_also_where_something_else_is_compiled(
+    monkeypatch: pytest.MonkeyPatch, *, is_part: bool
+) -> None:
+    """Two sensors listen to its calls: both have to, once what is compiled has been traced."""
+    monkeypatch.setitem(globals(), "compiled", torch.compile(lambda x: x * 2.0, backend="eager"))
+    net = Net()
+    if is_part:
+        net.blocks[0].fault = double
+    else:
+        double(torch.ones(3))
+
+    (found, *_), report = train(boost, net=net)
+
+    assert (found.kind, found.where, found.op) == ("forward_overflow", "blocks.1", "mul")
+    assert "not seen" not in report
+
+
 @pytest.mark.parametrize(
     ("change", "op"),
     [

@@ -458,7 +458,8 @@ class PhaseSensor(Sensor):
         if is_settled != self._was_settled:
             self._was_settled = is_settled
             self._is_unseen = False
-            self._ignore()
+            self._bus.place_again(RootCalled)
+            self._listen()
         elif is_settled and step - self._listening_since > SETTLED and not self._calls.num_compiled:
             self._is_unseen = True  # only compiled functions call the model, and go by unseen
             self._ignore()

@@ -23,6 +23,7 @@ from ampwatch.diagnosis.calls.api_misuse import MAX_NAMES
 from ampwatch.diagnosis.calls.kinds import API_ERROR
 from ampwatch.diagnosis.calls.known_errors import KNOWN
 from ampwatch.diagnosis.evidence.iteration import Iteration, ScalerSettings
+from ampwatch.diagnosis.forward.kinds import KEEP_OFF_ZERO
 from ampwatch.diagnosis.kinds.registry import row_of
 from ampwatch.diagnosis.pipeline import Diagnosis
 from ampwatch.numerics.formats import FORMATS
@@ -108,7 +109,8 @@ def complaints_of(finding: Finding, known: Known) -> Iterator[str]:
     for said, number in _numbers_in(finding.summary, finding):
         if not _is_known(said, number, finding, known):
             yield f"the summary says {said.text!r}, which is nowhere in the finding"
-    always = {n.text for n, _ in _numbers_in(_advice_of(finding.kind), finding)}
+    usual = f"{_advice_of(finding.kind)} {KEEP_OFF_ZERO}"
+    always = {n.text for n, _ in _numbers_in(usual, finding)}
     for said, number in _numbers_in(finding.advice, finding):
         if said.text not in always and not _is_known(said, number, finding, known):
             yield f"the advice says {said.text!r}, which is nowhere in the finding"

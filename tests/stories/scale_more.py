@@ -32,7 +32,7 @@ class Watchful:
             self.skipped.append(step)
 
 
-@STORIES.tell("scale_collapse", "optimizer:0", "backward")
+@STORIES.tell("backward_nonfinite_any_scale", "param:0.weight", "optimizer", op="div_")
 def gradients_divided_by_the_number_of_labels_which_is_zero(*, sick: bool) -> Program:
     """Summed losses of two micro-batches are averaged at the end; one day no label is left."""
     model = nn.Sequential(nn.Conv1d(4, 16, 3, padding=1), nn.GELU(), nn.Conv1d(16, 6, 1))

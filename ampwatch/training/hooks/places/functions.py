@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,6 @@ from ampwatch.training.hooks.events import (
     ClippingByNorm,
     ClippingByValue,
 )
-from ampwatch.training.hooks.sources import frames
 from ampwatch.training.hooks.taps import listen, listen_to_function
 from ampwatch.training.private import (
     CLIP,
@@ -32,12 +32,14 @@ from ampwatch.training.private import (
 )
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from ampwatch.training.hooks.bus import Bus
 
 
 BY_VALUE = "clip_grad_value_"
 
-TAPS = (taps.__name__, tapped_call.__name__, __name__)
+TAPS = (taps.__name__, tapped_call.__name__)
 """Modules whose frames stand between a listener and the caller."""
 
 
@@ -56,8 +58,9 @@ def place_clip(bus: Bus, handles: list[Any]) -> None:
 
     def before_grouping(args: tuple[Any, ...], _kwargs: Any) -> None:
         # All of them group gradients; clipping by value has no function of its own to call.
-        outside = (frame for frame in frames() if frame.f_globals["__name__"] not in TAPS)
-        caller = next(outside, None)
+        caller: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented, and in each step that clips
+        while caller is not None and caller.f_globals["__name__"] in TAPS:
+            caller = caller.f_back
         if args and caller and caller.f_code.co_name == BY_VALUE and tracing_state() is None:
             by_value.emit(ClippingByValue(args[0][0], caller.f_locals.get("clip_value")))
 

@@ -398,7 +398,6 @@ def _not_asked(_index: int) -> Answer:
     return NOT_ASKED
 
 
-@torch.no_grad()
 def in_real(tensor: Tensor) -> Tensor:
     """Return a complex tensor as the real and imaginary parts that it consists of, in the same memory; any other as it is."""
     if not tensor.is_complex() or not is_dense(tensor):
@@ -407,6 +406,7 @@ def in_real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor.conj() if tensor.is_conj() else tensor)
 
 
+@torch.no_grad()
 def values_of(tensor: Tensor) -> Values:
     """Describe the values of a tensor. Cost: some passes over it."""
     dtype = name_of(tensor.dtype)

@@ -21,7 +21,8 @@ Write the files of a deployment: Docker Compose, Kubernetes and systemd files, t
 of Prometheus, Alertmanager and Grafana, dashboards, alert rules and runbooks.
 
 DIR is a new directory, or one that was written before: then only what differs is written, and
-files that were changed by hand are kept, with a message. Nothing is started.
+nothing at all where files were changed by hand, unless --keep or --force says what to do with
+them. Nothing is started.
 """
 
 EPILOG = """\

@@ -152,6 +152,17 @@ saved_self: Callable[[Any], Any] = attrgetter(
     )
 )
 
+saved_alpha: Callable[[Any], Any] = attrgetter(
+    _on_instances(
+        "autograd.graph.Node._saved_alpha",
+        "The factor of what torch.add adds, in a search for gradients of a scaled loss.",
+    )
+)
+
+saved_exponent: Callable[[Any], Any] = attrgetter(
+    _on_instances("autograd.graph.Node._saved_exponent", "The exponent of a power, likewise.")
+)
+
 RUNS_BACKWARD = (
     _on_instances(
         "autograd._engine_run_backward",

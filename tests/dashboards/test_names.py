@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from ampwatch.host.metrics.labels import LABELS
-from tests.alerts.rules import queries
+from tests.alerts.rules import ROOT, queries
 from tests.dashboards import documents
 from tests.dashboards.documents import FILES, RULE_FILES, expressions, load
 from tests.dashboards.labels import Labels
@@ -82,12 +82,14 @@ def test_a_mistake_is_found(expression: str, legend: str, problem: str) -> None:
 
 
 def test_labels_with_a_vocabulary_have_the_one_that_the_docs_list() -> None:
-    """Every value that a matcher may ask for stands on the page of metrics."""
+    """Every value that a matcher may ask for stands on the page of metrics, or on one that it links to."""
     # The text on optimizers has a range in place of a list; dtypes of casts refer to those of ops.
     for name, labels in EXPORTED.items():
         for label in (labels & set(LABELS)) - {"optimizer"}:
             text = LABELS["dtype" if label.endswith("_dtype") else label]
-            listed = set(re.findall(r"`(\w+)`", text))
+            linked = re.findall(r"\]\(([\w/]+\.md)", text)
+            texts = [text, *((ROOT / "docs" / page).read_text(encoding="utf-8") for page in linked)]
+            listed = set(re.findall(r"`(\w+)`", " ".join(texts)))
             assert (vocabulary(name, label) or set()) <= listed, (name, label)
 
 

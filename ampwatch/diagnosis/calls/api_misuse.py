@@ -70,6 +70,11 @@ MAX_MOVE_LEFT = 0.02
 weights. What is divided by a number of tokens that differs becomes more alike as well, and not as much."""
 
 
+MIN_SCALE = 16384.0
+"""Smallest loss scale at which a penalty on gradients is claimed to lack the division by it: one that has it has a
+weight of at most a few hundred."""
+
+
 class ApiMisuse(Detector):
     """Takes what the sensors of API use have observed."""
 
@@ -241,7 +246,7 @@ class ApiMisuse(Detector):
     def penalised(self, seen: ScaledPenalty) -> None:
         """Gradients of a scaled loss are a part of another loss."""
         scale = seen.scale if not math.isnan(seen.scale) else self._scale()
-        if not scale > 1.0:
+        if not scale >= MIN_SCALE:
             return
         where = f"optimizer:{seen.optimizer}"
         self._say(

@@ -101,7 +101,7 @@ LABELS: dict[str, str] = {
     "uuid": "UUID of the GPU as in NVML, `nvidia-smi -L` and DCGM; `SYNTHETIC-...` if it does not exist.",
     "feature": "Of a GPU: "
     + _values(("nvml", *(feature.value for feature in Feature)))
-    + ", or a part that differs (`tensor_active_dmma`). Of precision: `ops`, `kernels`, `arithmetic`: [three views](lab.md#precision).",
+    + ", or a part that differs (`tensor_active_dmma`); `uuid` of a GPU without a name. Of precision: `ops`, `kernels`, `arithmetic`: [three views](lab.md#precision).",
     "reason": "Of throttling: "
     + _values((*THROTTLE_REASONS, "thermal"))
     + ". Of a reading of a GPU ([meaning](gpu.md#absent-never-zero)): "
@@ -123,12 +123,12 @@ LABELS: dict[str, str] = {
     "compute_capability": "CUDA compute capability, as `9.0`.",
     "driver_version": "Version of the NVIDIA driver.",
     "cuda_version": "Highest version of CUDA that the driver supports.",
-    "synthetic": "`true` for a GPU of `ampwatch daemon --demo-gpu`.",
+    "synthetic": "`true` for a GPU of `ampwatch daemon --demo-gpu`, else `false`.",
     "gpu_instance": "Number of the GPU instance (MIG); empty on a whole GPU.",
     "compute_instance": "Number of the compute instance.",
     "mig_uuid": "UUID of the MIG device.",
     "profile": "Profile of the MIG device, as `1g.10gb`.",
-    "root": "`false` when another finding explains this one.",
+    "root": "`true`, or `false` when another finding explains this one.",
     "url": "The setting `external_url`.",
     "version": "Version of ampwatch.",
     "user": "Login name, or uid, of the owner of the ring.",

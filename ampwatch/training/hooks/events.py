@@ -253,10 +253,12 @@ class GradientsTaken(NamedTuple):
 
     Attributes:
         outputs: Tensors that were differentiated, or ``GradientEdge``.
+        starts: Gradients of these that backward began with.
         gradients: Results, ``None`` for an input that was not used.
     """
 
     outputs: tuple[Any, ...]
+    starts: tuple[Any, ...]
     gradients: tuple[Any, ...]
 
 

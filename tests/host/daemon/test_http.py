@@ -190,7 +190,7 @@ def test_gzip_that_is_refused_is_not_sent(served: Served) -> None:
     [
         ("/explain/forward_overflow", "an op turns finite inputs into infinity"),
         ("/runbooks/AmpwatchLossScaleCollapsed.md", "Keep the newest checkpoint"),
-        ("/docs/", "Run without edits"),
+        ("/docs/", "Use it in a training"),
     ],
 )
 def test_pages_to_read_are_served(served: Served, path: str, words: str) -> None:

@@ -92,7 +92,7 @@ def place_gradients(bus: Bus, handles: list[Any]) -> None:
     def returned(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # As PyTorch calls it: (outputs, gradients of outputs, retain_graph, create_graph, ...).
         if len(args) > CREATES_GRAPH and args[CREATES_GRAPH] and not kwargs.get("accumulate_grad"):
-            channel.emit(GradientsTaken(listed(args[0]), listed(result)))
+            channel.emit(GradientsTaken(*map(listed, (*args[:2], result))))
 
     handles.append(listen_to_function(torch.autograd, RUNS_BACKWARD, returned=returned))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SCALE = 1024.0
+SCALE = 2.0**16
 
 
 class Critic(NamedTuple):
@@ -75,21 +75,61 @@ WRONG: dict[str, Callable[[Critic], Tensor]] = {
     "beside the loss itself": lambda c: c.score + c.taken().abs().mean() * 0.25,
 }
 
+
+class Norm(torch.autograd.Function):
+    """Divides by a norm; its node has the name of one of PyTorch's, but for a number."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.norm = x.norm()
+        return x / ctx.norm
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient / ctx.norm
+
+
+def started_with_its_reciprocal(c: Critic) -> Tensor:
+    scaled = c.scaler.scale(c.score)
+    starts = torch.full_like(scaled, 1.0 / SCALE)
+    return imported_grad(scaled, c.x, grad_outputs=starts, create_graph=True)[0].norm()
+
+
+def changed_in_place(c: Critic) -> Tensor:
+    taken = c.taken()
+    with torch.no_grad():
+        taken /= SCALE
+    return taken.square().sum()
+
+
 RIGHT: dict[str, Callable[[Critic], Tensor]] = {
     "divided": lambda c: (c.taken() / c.scaler.get_scale()).square().sum(),
     "multiplied": lambda c: (c.taken() * (1.0 / c.scaler.get_scale())).norm(),
     "norm divided": lambda c: (c.taken().norm() / c.scaler.get_scale() - 1).square(),
     "square divided": lambda c: c.taken().square().sum() / c.scaler.get_scale() ** 2,
-    "divided by a tensor of several": lambda c: (
-        (c.taken() / torch.full((4,), SCALE)).square().sum()
-    ),
+    "weight and scale in one": lambda c: (10.0 / c.scaler.get_scale()) * c.taken().norm(),
+    "batch and scale in one": lambda c: c.taken().square().sum() / (SCALE**2 * 8),
+    "fourth power": lambda c: c.taken().pow(4).sum() / SCALE**4,
+    "in two steps": lambda c: (c.taken() / 256.0).norm() / 256.0,
+    "weight of zero": lambda c: c.score + 0.0 * c.taken().norm(),
+    "alpha": lambda c: torch.add(c.score, c.taken().norm(), alpha=1.0 / SCALE),
+    "a tensor of several": lambda c: (c.taken() / torch.full((4,), SCALE)).square().sum(),
     "direction": lambda c: nn.functional.normalize(c.taken(), dim=1).sum(),
     "quotient": lambda c: (c.taken() / c.taken().norm()).sum(),
+    "detached norm": lambda c: (c.taken() / c.taken().norm().detach()).square().sum(),
+    "norm as a number": lambda c: (c.taken() / c.taken().norm().item()).square().sum(),
+    "reciprocal": lambda c: (1.0 / c.taken().norm()) + c.taken().norm().pow(-1),
+    "function of the program": lambda c: Norm.apply(c.taken()).sum(),
+    "begun with the reciprocal": started_with_its_reciprocal,
+    "changed in place": changed_in_place,
     "not scaled": lambda c: imported_grad(c.score, c.x, create_graph=True)[0].square().sum(),
     "without a graph": lambda c: (
         c.score * imported_grad(c.scaler.scale(c.score), c.x)[0].square().sum().item()
     ),
     "not in the loss": lambda c: c.score + 0.0 * c.taken().detach().sum(),
+    "scaled and not gone back from": lambda c: (
+        c.score + 0.0 * c.scaler.scale(c.taken().norm()).detach()
+    ),
 }
 
 

@@ -154,13 +154,15 @@ saved_self: Callable[[Any], Any] = attrgetter(
 
 saved_alpha: Callable[[Any], Any] = attrgetter(
     _on_instances(
-        "autograd.graph.Node._saved_alpha",
+        "autograd.graph.AddBackward0._saved_alpha",
         "The factor of what torch.add adds, in a search for gradients of a scaled loss.",
     )
 )
 
 saved_exponent: Callable[[Any], Any] = attrgetter(
-    _on_instances("autograd.graph.Node._saved_exponent", "The exponent of a power, likewise.")
+    _on_instances(
+        "autograd.graph.PowBackward0._saved_exponent", "The exponent of a power, likewise."
+    )
 )
 
 RUNS_BACKWARD = (
@@ -650,6 +652,8 @@ def missing() -> Iterator[PrivateName]:
         "torch.optim.Optimizer": torch.optim.Adam([weight], fused=True),
         "torch.amp.GradScaler": scaler,
         "torch.autograd.graph.Node": (weight * weight).grad_fn,
+        "torch.autograd.graph.AddBackward0": (weight + weight).grad_fn,
+        "torch.autograd.graph.PowBackward0": (weight**2).grad_fn,
         "torch.autocast": torch.autocast("cpu"),
         "torch.compiler.disable": torch.compiler.disable(_is_any_autocast_enabled),  # type: ignore[no-untyped-call]
         "torch._dynamo.eval_frame.OptimizedModule": torch.compile(

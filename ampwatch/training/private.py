@@ -273,12 +273,15 @@ attention_in_float64: Callable[..., Any] | None = _find(
 )
 
 has_kernel: Callable[[str, Any], bool] = _find(
-    "_C._dispatch_has_kernel_for_dispatch_key", "Shows what autocast does with an operator."
+    "_C._dispatch_has_kernel_for_dispatch_key",
+    "Shows what autocast and autograd do with an operator.",
 )
 
 # Dispatch: an op is run under a mode of ampwatch as it would be without.
 
-DispatchKey: Any = _find("_C.DispatchKey", "Names the part of autocast in the dispatcher.")
+DispatchKey: Any = _find(
+    "_C.DispatchKey", "Names the parts of autocast and autograd in the dispatcher."
+)
 DispatchKeySet: Any = _find("_C.DispatchKeySet", "Names several parts of the dispatcher.")
 
 StateOfCaller: Any = _find(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ampwatch.numerics.units.ops import OpKind
-from ampwatch.training.devices import autocast_types
-from ampwatch.training.private import OpOverload, has_kernel, schema_of
+from ampwatch.training.devices import autocast_key, autocast_types
+from ampwatch.training.private import DispatchKey, OpOverload, has_kernel, schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -55,6 +55,9 @@ _IGNORED = frozenset(
     | {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 )
 """Ops that compute nothing."""
+
+VERSIONS = DispatchKey.ADInplaceOrView
+"""The part of the dispatcher that keeps views and versions."""
 
 _HANDLE = ".c10d.Work"
 """Ending of the name of the type of a handle on a collective that was begun."""
@@ -237,14 +240,32 @@ def _autocast_knows(name: str, device_type: str) -> bool:
     return False
 
 
-def lets_autocast_through(func: Any) -> tuple[str, ...]:
-    """Return the types of devices for which autocast applies to what ``func`` calls, not to itself.
+def keys_passed(func: Any) -> tuple[Any, ...]:
+    """Return the dispatch keys that ``func`` passes without a kernel: they apply to what it calls.
 
-    Ops of users are among them, and ops of PyTorch that autocast has no kernel for: matrix
-    products in their kernels are cast. What surely calls no other op is left out.
+    Those of autocast: for ops of users, and ops of PyTorch that autocast has no kernel for, matrix
+    products in their kernels are cast. What surely calls no other op is left out. That of views and
+    versions, for ops of users and ops on lists (``_foreach_mul_``): what they write to gets its new version
+    in what they call, and by the version autograd knows of a write to a view. And autograd's, for ops
+    of users without a formula.
     """
     if not isinstance(func, OpOverload):
         return ()
+    keys = [autocast_key(device) for device in _lets_autocast_through(func)]
+    full, is_of_user = func.name(), func.namespace != "aten"
+    if (is_of_user or schema_of(func).is_mutable) and not has_kernel(full, VERSIONS.name):
+        keys.append(VERSIONS)
+    if is_of_user:
+        own = [
+            key.name.replace("Autocast", "Autograd") for key in map(autocast_key, autocast_types())
+        ]
+        if not any(has_kernel(full, key) for key in ("Autograd", "AutogradOther", *own)):
+            # The first stands for all types of devices: a set of keys has one place for them.
+            keys += [DispatchKey.AutogradCPU, DispatchKey.AutogradOther]
+    return tuple(keys)
+
+
+def _lets_autocast_through(func: Any) -> tuple[str, ...]:
     space, _, name = schema_of(func).name.partition("::")
     if space != "aten":
         return autocast_types()

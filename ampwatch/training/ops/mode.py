@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ampwatch.guard import Account, Modes, is_of_a_signal, leave_out_own_frames, unbroken
-from ampwatch.training.devices import autocast_key
 from ampwatch.training.hooks.compiling import is_in_compiled, never_compiled, set_compiler
 from ampwatch.training.hooks.fork import process
 from ampwatch.training.hooks.place import before_any_forward
 from ampwatch.training.kernels.admission import has_parts, is_bare, is_fake_class
 from ampwatch.training.ops.call import tensors_among
-from ampwatch.training.ops.info import lets_autocast_through
+from ampwatch.training.ops.info import keys_passed
 from ampwatch.training.private import (
     MODE_KEY,
     DispatchKeySet,
@@ -140,7 +139,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
                 return func(*args, **(kwargs or {}))
             keys = self._keys.get(func)
             if keys is None:
-                keys = tuple(map(autocast_key, lets_autocast_through(func)))
+                keys = keys_passed(func)
                 altered = self._note is not None and self._is_altered(func, args)
                 if altered is not None:  # else it is asked again the next time
                     self._keys[func] = keys
@@ -168,7 +167,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
             func: The overload.
             args: Its arguments.
             kwargs: Its keyword arguments.
-            keys: Dispatch keys of autocast for what the op calls in its turn.
+            keys: Dispatch keys that apply to what the op calls in its turn: ``keys_passed``.
             compiler: Compiles what the op calls; see ``set_compiler``.
         """
         try:
@@ -312,12 +311,12 @@ def _restack(wanted: list[Any]) -> None:
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any], keys: tuple[Any, ...], compiler: Any) -> Any:
-    """Run an op, with autocast for what it calls if that would be so without a mode."""
+    """Run an op, with what applies without a mode to the ops that it calls."""
     if keys:
-        # The keys above Python's, autocast among them, are excluded here: to the dispatcher they have
-        # been applied. For an op that autocast has no kernel for they were only passed through, and
-        # without a mode would apply to the ops that it calls. The snapshot is the state in which the
-        # op was called (ATen/core/PythonFallbackKernel.h): autocast may have been excluded there.
+        # The keys above Python's are excluded here: to the dispatcher they have been applied. Those that
+        # have no kernel for an op were only passed through, and without a mode would apply to the ops
+        # that it calls. The snapshot is the state in which the
+        # op was called (ATen/core/PythonFallbackKernel.h): some may have been excluded there.
         with StateOfCaller():
             excluded = excluded_keys()
         wanted = [key for key in keys if not excluded.has(key)]

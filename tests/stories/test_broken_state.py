@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Literal
 
 import pytest
 import torch
@@ -104,3 +105,34 @@ def test_infinities_from_before_the_first_step_are_meant_and_those_that_come_lat
     assert found == [f"param:{name}" for name in breaks]
     verdict = json.loads(watch.report(format="json"))["verdict"]
     assert (verdict["level"] == "broken") is bool(breaks)
+
+
+@pytest.mark.parametrize("level", ["standard", "deep"])
+@pytest.mark.parametrize("is_scaled", [True, False])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("3.weight", -math.inf), ("0.weight", math.inf), ("3.bias", math.inf), ("1.weight", math.inf)],
+)
+def test_infinities_of_a_broken_checkpoint_are_no_mask(
+    name: str, value: float, level: Literal["standard", "deep"], *, is_scaled: bool
+) -> None:
+    """Nothing but they makes the loss non-finite. With a scaler the weights stay, and each step is skipped."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3))
+    with torch.no_grad():
+        model.get_parameter(name).view(-1)[0] = value
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=is_scaled)
+    with ampwatch.monitor(model, scaler, level=level, serve=False) as watch:
+        for _ in range(12):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.randn(8, 4)).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    critical = [f for f in watch.findings if f.severity.name == "CRITICAL"]
+    found = critical[0]
+    assert [f for f in critical if f.root] == [found]
+    assert (found.kind, found.where, found.is_gone) == ("param_nonfinite", f"param:{name}", False)
+    assert "from before step 0 on" in found.summary
+    assert [f.kind for f in critical[1:]] == ["scale_collapse"] * is_scaled

@@ -37,6 +37,10 @@ class OriginKind(Enum):
     OTHER = "other"
 
 
+HELD = (OriginKind.PARAMETER, OriginKind.BUFFER)
+"""What a model holds."""
+
+
 class Fault(Enum):
     """Reasons why an op of finite numbers has a result that is not finite.
 
@@ -219,6 +223,21 @@ class OpTrace(Struct):
     def gradient_origins(self) -> list[Origin]:
         """Origins that the gradients which are not finite at the end are made of."""
         return [self.origins[i] for i in sorted(frozenset().union(*self.bad_gradients.values()))]
+
+    @property
+    def harmful(self) -> list[Origin]:
+        """Parameters and buffers that have made the loss or gradients non-finite, if nothing else has.
+
+        Else they are not to blame: a mask may be read in a step that fails.
+        """
+        made = self.gradient_origins
+        if not (self.loss_nonfinite or (made and all(origin.parents for origin in made))):
+            return []
+        for origin in self.origins:
+            is_mask = origin.out.is_negative_only and origin.kind is not OriginKind.OP
+            if not (origin.parents or origin.kind in HELD or is_mask):
+                return []
+        return [o for o in self.origins if o.kind in HELD and o.in_backward]
 
     def sent(self) -> str:
         """Return, as a sentence, which gradient another rank has made non-finite; empty if one is made here."""

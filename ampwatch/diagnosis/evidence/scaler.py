@@ -39,19 +39,21 @@ class BadOption(NamedTuple):
 
 
 class BrokenWeights(NamedTuple):
-    """Parameters that were NaN before the first iteration, and still are at its end.
+    """Parameters that were NaN before the first iteration, and still are at its end, or infinite, and that does harm.
 
     Attributes:
         step: The iteration.
         first: Name of the first of them, in the order of the model.
         dtype: Name of its dtype.
         tensors: How many there are.
+        what: What they have.
     """
 
     step: int
     first: str
     dtype: str
     tensors: int
+    what: str = "NaN"
 
 
 GROUPS = 4

@@ -93,7 +93,6 @@ class NonfiniteState:
     def without_meant(self, buffers: Iterable[TensorRange]) -> list[TensorRange]:
         """Return measurements of buffers without what is not finite and meant to be so."""
         broken = self._broken.get(Topic.BUFFER, {})
-        broken = self._broken.get(Topic.BUFFER, {})
         every = math.inf, math.inf, math.inf
         return [
             r if r.name in broken else r._replace(histogram=r.histogram.without(*every))
@@ -155,7 +154,7 @@ class PoisonedState(Detector):
 
     @takes(BrokenWeights)
     def observe_broken(self, broken: BrokenWeights) -> None:
-        """Take in parameters that were NaN before any op had read them."""
+        """Take in parameters that were broken before any op had read them."""
         self._were_broken += broken.tensors
         self._is_contained = False
         where, count = f"param:{broken.first}", broken.tensors
@@ -165,8 +164,8 @@ class PoisonedState(Detector):
             where,
             broken.step,
             summary=(
-                f"{counted(count, 'parameter')} {have} NaN elements from before step {broken.step} on:"
-                f" {which} {in_words(where)}. No op that was watched has made them; what is computed with them is NaN"
+                f"{counted(count, 'parameter')} {have} {broken.what} elements from before step {broken.step} on:"
+                f" {which} {in_words(where)}. No op that was watched has made them; what is computed with them is not finite"
             ),
             kind_advice=WERE_BROKEN,
             dtype=broken.dtype,
@@ -182,11 +181,7 @@ class PoisonedState(Detector):
         elif trace.has_trained and not trace.bad_gradients:
             self._sent = None  # the program has left out that step
         self._say_written(trace)
-        buffers = {o.name for o in trace.origins if o.kind is OriginKind.BUFFER and o.in_backward}
-        if trace.loss_nonfinite and all(
-            o.parents or o.name in buffers or o.out.is_negative_only for o in trace.origins
-        ):
-            self._harmful |= buffers
+        self._harmful.update(origin.name for origin in trace.harmful)
         for origin in trace.origins:
             is_by_hand = origin.phase is Phase.OPTIMIZER and not origin.is_stepping
             if is_by_hand and origin.gradient and origin.spread_to - {"loss"}:

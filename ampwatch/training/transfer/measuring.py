@@ -172,14 +172,27 @@ class Measuring:
         # Of all samples that anybody still holds; what an interrupt has lost is none of them.
         # No WeakSet: Python swallows an interrupt that comes in the callback of a weak reference.
         self._samples = [ref(self.open)]
-        self._meant: dict[tuple[str, int], tuple[int, int]] = {}
+        self._meant: dict[tuple[str, int], tuple[int, int] | None] = {}
+        self._harmful: set[str] = set()
 
-    def know_finite(self, parameters: Iterable[tuple[str, int]]) -> None:
-        """Take in parameters that are finite before the first step, by name and number of elements.
+    def know(self, parameters: Iterable[tuple[str, int]], *, finite: bool) -> None:
+        """Take in parameters that are finite before the first step, or are not, by name and number of elements.
 
         One of another size by the same name is another one, as where a vocabulary grows.
         """
-        self._meant.update(dict.fromkeys(parameters, (0, 0)))
+        self._meant.update(dict.fromkeys(parameters, (0, 0) if finite else None))
+
+    def blame(self, names: Iterable[str]) -> set[str]:
+        """Take in what alone has made a loss or gradients non-finite; return parameters whose infinities are meant no more.
+
+        None, if one of them was finite before the first step: its own infinities are that reason.
+        """
+        new = set(names) - self._harmful
+        known = {name: meant for (name, _), meant in self._meant.items() if name in new}
+        if (0, 0) in known.values():
+            return set()
+        self._harmful |= known.keys()
+        return set(known)
 
     def prepare(self, device: torch.device) -> None:
         """Choose the kernel of a device, allocate and compile: slow, so done at set-up. Idempotent.
@@ -379,7 +392,8 @@ class Measuring:
 
         Infinities that a trained parameter had before the first step are left out: they are meant to be there, as those of
         a mask, of a vocabulary that is padded, of a limit to clamp by. How many a parameter had that was not
-        known to be finite then, its first measurement says.
+        known to be finite then, its first measurement says. One that was not seen then and is infinite altogether is broken:
+        nothing says that a step has not done it.
         """
         for slab in sample.slabs.values():
             sample.ranges += slab.take()
@@ -391,9 +405,15 @@ class Measuring:
         return [self._without_meant(r) if r.topic is Topic.WEIGHT else r for r in sample.ranges]
 
     def _without_meant(self, r: TensorRange) -> TensorRange:
-        infs = r.histogram.positive_infs, r.histogram.negative_infs
-        meant = self._meant.setdefault((r.name, r.histogram.numel), infs)
-        if not any(meant):
+        key, infs = (
+            (r.name, r.histogram.numel),
+            (r.histogram.positive_infs, r.histogram.negative_infs),
+        )
+        meant = self._meant.get(key)
+        if meant is None:
+            is_broken = key not in self._meant and sum(infs) == r.histogram.numel
+            meant = self._meant[key] = (0, 0) if is_broken else infs
+        if not any(meant) or r.name in self._harmful:
             return r
         return r._replace(histogram=r.histogram.without(0, *meant))
 

@@ -52,8 +52,9 @@ class Notes:
         self.notes: list[Note] = []
         self.finite: set[tuple[str, int]] = set()
 
-    def know_finite(self, parameters: Iterable[tuple[str, int]]) -> None:
-        self.finite.update(parameters)
+    def know(self, parameters: Iterable[tuple[str, int]], *, finite: bool) -> None:
+        if finite:
+            self.finite.update(parameters)
 
     def measure(self, topic: Topic, items: Sequence[Item], how: How) -> None:
         self.notes += [
@@ -80,4 +81,4 @@ class Parts(Bench):
         self.governor: Any = FixedGovernor(*wanted)
         self.notes: Any = Notes(self.governor)
         parts = {"governor": self.governor, "measuring": self.notes}
-        super().__init__(models, parts=parts, **options)
+        super().__init__(models, parts=parts | options.pop("parts", {}), **options)

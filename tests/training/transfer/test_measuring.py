@@ -428,7 +428,7 @@ def test_infinities_that_a_parameter_begins_with_are_none_of_what_is_measured(
     """Any more than those, and each NaN, are; of outputs and gradients every infinity is."""
     measuring = host()
     if is_known:
-        measuring.know_finite([("m0.weight", len(start))] if math.isfinite(sum(start)) else [])
+        measuring.know([("m0.weight", len(start))], finite=math.isfinite(sum(start)))
     for values in (start, then):
         measuring.measure(Topic.WEIGHT, named(values))
         measuring.measure(Topic.ACTIVATION, named(values))
@@ -442,9 +442,44 @@ def test_a_parameter_that_was_finite_before_the_first_step_is_broken_by_its_firs
 ):
     """One of which nobody knows that begins with those it has when it is measured first."""
     measuring = host()
-    measuring.know_finite([("m0.weight", 2)])
+    measuring.know([("m0.weight", 2)], finite=True)
     measuring.measure(Topic.WEIGHT, named([math.inf, 1.0], [math.inf, 1.0]))
     assert [r.histogram.infs for r in taken(measuring)] == [1, 0]
 
     measuring.measure(Topic.WEIGHT, named([math.inf, 1.0, 1.0]))  # another one of that name
     assert [r.histogram.infs for r in taken(measuring)] == [0]
+
+
+@pytest.mark.parametrize("then", [[-math.inf, -math.inf], [math.inf, -math.inf]])
+@pytest.mark.parametrize(("was_seen", "left"), [(True, 0), (False, 2)])
+def test_a_parameter_that_is_infinite_altogether_means_it_only_where_no_step_has_done_it(
+    then: list[float], left: int, *, was_seen: bool
+) -> None:
+    """A limit to clamp by, before the first step; one that is added later may have been broken by its first step."""
+    measuring = host()
+    if was_seen:
+        measuring.know([("m0.weight", 2)], finite=False)
+    for _ in range(2):
+        measuring.measure(Topic.WEIGHT, named(then))
+        assert [r.histogram.infs for r in taken(measuring)] == [left]
+
+
+@pytest.mark.parametrize("is_measured", [True, False])
+def test_what_makes_a_loss_nonfinite_means_its_infinities_no_more(*, is_measured: bool) -> None:
+    """Once, and not where one that was finite before the first step is another reason."""
+    measuring = host()
+    measuring.know([("m0.weight", 2)], finite=False)
+    measuring.know([("m1.weight", 2)], finite=True)
+    items = named([-math.inf, 1.0], [math.inf, 1.0])
+    if is_measured:
+        measuring.measure(Topic.WEIGHT, items)
+        assert [r.histogram.infs for r in taken(measuring)] == [0, 1]
+
+    assert measuring.blame(["m0.weight", "m1.weight"]) == set()
+    measuring.measure(Topic.WEIGHT, items)
+    assert [r.histogram.infs for r in taken(measuring)] == [0, 1]
+
+    assert measuring.blame(["m0.weight", "a buffer"]) == {"m0.weight"}
+    assert measuring.blame(["m0.weight"]) == set()
+    measuring.measure(Topic.WEIGHT, items)
+    assert [r.histogram.infs for r in taken(measuring)] == [1, 1]

@@ -17,6 +17,7 @@ import torch
 
 from ampwatch.diagnosis.evidence.lineage import Lineage, OpFacts, SeenOp
 from ampwatch.diagnosis.evidence.origins import OriginKind
+from ampwatch.diagnosis.evidence.scaler import BrokenWeights
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.devices import PinningError
 from ampwatch.training.hooks.sources import frames, user_source
@@ -94,6 +95,14 @@ class Surroundings:
     def deliver(self, trace: OpTrace) -> None:
         """Hand on the trace of an iteration."""
         trace.is_scaled = self._context.is_scaled
+        harmful = trace.harmful
+        if harmful and not any(origin.out.nans for origin in harmful):
+            blamed = self._context.measuring.blame(origin.name for origin in harmful)
+            first = next((origin for origin in harmful if origin.name in blamed), None)
+            if first is not None:
+                self._context.observe(
+                    BrokenWeights(trace.step, first.name, first.out.dtype, len(blamed), "infinite")
+                )
         self._context.observe(trace)
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch import nn
 
 from ampwatch.diagnosis.evidence.scaler import BadOption, BrokenWeights, SoundBuffers
 from ampwatch.training.devices import is_capturing
@@ -34,6 +35,10 @@ MAX_ELEMENTS = 65536
 of them."""
 
 STATE = How(most=MAX_ELEMENTS)
+
+
+BITS = 24
+"""Facts that one number of a reading holds: float32 has each integer of so many bits."""
 
 
 class _Part(NamedTuple):
@@ -94,7 +99,8 @@ class WeightSensor(Sensor):
     def _begin(self) -> None:
         """Tell which parameters are finite before the first step, and report those that are NaN since set-up.
 
-        A checkpoint may have been loaded in between. Cost: another pass over the parameters; nothing waits.
+        A checkpoint may have been loaded in between. One of which that cannot be read is taken to be finite: its infinities
+        are reported. Cost: another pass over the parameters; nothing waits.
         """
         if is_capturing():
             return
@@ -102,9 +108,13 @@ class WeightSensor(Sensor):
         self._bus.ignore(self, on.OptimizerStepping)
         now = _largest_by_device(self._trained())
         for parts, largest in now.values():
-            for begin in range(0, len(parts), WIDTH):
-                known = partial(self._know, parts[begin : begin + WIDTH])
-                self._deferred.read(largest[begin : begin + WIDTH], known)
+            bits, dropped = _bits(~largest.isfinite()), self._deferred.dropped
+            for begin in range(0, len(bits), WIDTH):
+                some = parts[begin * BITS : (begin + WIDTH) * BITS]
+                self._deferred.read(bits[begin : begin + WIDTH], partial(self._know, some))
+                if self._deferred.dropped > dropped:
+                    self._know(some, [0.0] * WIDTH)
+                    dropped = self._deferred.dropped
         for parts, were_nan in self._suspects:
             same, largest = now.get(were_nan.device, ([], were_nan))
             if same == parts:
@@ -113,18 +123,23 @@ class WeightSensor(Sensor):
                 self._deferred.read(torch.stack([are_nan.sum(), are_nan.long().argmax()]), judge)
         self._suspects.clear()
 
-    def _know(self, parts: list[_Part], largest: list[float]) -> None:
-        both = zip(parts, largest, strict=True)
-        self._measuring.know_finite((p.name, p.numel) for p, one in both if math.isfinite(one))
+    def _know(self, parts: list[_Part], bits: list[float]) -> None:
+        known: dict[bool, list[tuple[str, int]]] = {True: [], False: []}
+        for i, part in enumerate(parts):
+            is_finite = not int(bits[i // BITS]) >> i % BITS & 1
+            known[is_finite].append((part.name, part.numel))
+        for is_finite, some in known.items():
+            self._measuring.know(some, finite=is_finite)
 
     def _judge(self, step: int, parts: list[_Part], read: list[float]) -> None:
         if read[0]:
             first = parts[int(read[1])]
             self._observe(BrokenWeights(step, first.name, first.dtype, int(read[0])))
 
-    def optimizer_stepping(self, _event: on.OptimizerStepping) -> None:
-        """Look at the parameters before the first step changes any."""
-        self._begin()
+    def optimizer_stepping(self, event: on.OptimizerStepping) -> None:
+        """Look at the parameters before the first step changes any; that of another training does not."""
+        if self._registry.index_of(event.optimizer) is not None:
+            self._begin()
 
     def iteration_closing(self, event: on.IterationClosing) -> None:
         """Measure state where it is planned, and at once where something is not finite."""
@@ -178,6 +193,12 @@ def _largest(values: Tensor) -> Tensor:
     # A norm needs no tensor as large as a cache may be, as ``isfinite`` does.
     norm: Tensor = torch.linalg.vector_norm(values, math.inf)
     return norm.float()
+
+
+def _bits(flags: Tensor) -> Tensor:
+    """Return flags as numbers, ``BITS`` of them in each, the first one the lowest."""
+    rows = nn.functional.pad(flags.float(), (0, -len(flags) % BITS)).view(-1, BITS)
+    return (rows * 2.0 ** torch.arange(BITS, device=flags.device)).sum(1)
 
 
 def _items(named: list[tuple[str, Tensor]]) -> Iterator[Item]:

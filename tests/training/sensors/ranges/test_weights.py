@@ -10,8 +10,10 @@ from torch import nn
 
 from ampwatch.diagnosis.evidence.scaler import BadOption, BrokenWeights
 from ampwatch.training.hooks.events import IterationClosing, OptimizerStepping
-from ampwatch.training.sensors.ranges.weights import WeightSensor
+from ampwatch.training.sensors.ranges.weights import BITS, WeightSensor
+from ampwatch.training.transfer.deferred import SLOTS, WIDTH, Deferred
 from ampwatch.wire.records import Topic
+from tests.training.sensors.late import FakeDevice
 from tests.training.sensors.notes import Parts
 
 STATE = (Topic.WEIGHT, Topic.UPDATE, Topic.BUFFER)
@@ -155,3 +157,39 @@ def test_what_is_finite_before_the_first_step_is_known_then_and_after_a_checkpoi
     parts.bus.emit(OptimizerStepping(optimizer))
     parts.bus.emit(IterationClosing(has_nonfinite=False))
     assert parts.notes.finite == {("0.weight", 6)}
+
+
+@pytest.mark.parametrize("of_this", [True, False])
+def test_the_step_of_an_optimizer_of_another_model_is_not_the_first(*, of_this: bool) -> None:
+    """A checkpoint may be loaded after it; not after the first step of one of the parameters."""
+    model, other = nn.Sequential(nn.Linear(2, 3)), nn.Linear(2, 2)
+    parts = Parts([model])
+    parts.install(WeightSensor(parts.context))
+    stepping = (model if of_this else other).parameters()
+    parts.bus.emit(OptimizerStepping(torch.optim.SGD(stepping, lr=0.1)))
+    with torch.no_grad():
+        model[0].bias[2] = -math.inf
+    parts.bus.emit(OptimizerStepping(torch.optim.SGD(model.parameters(), lr=0.1)))
+
+    assert (("0.bias", 3) in parts.notes.finite) is of_this
+
+
+@pytest.mark.parametrize("slots", [SLOTS, 1])
+def test_each_of_many_parameters_is_known_to_be_finite_or_not(slots: int) -> None:
+    """One whose look finds no room on its way from the device is taken to be finite."""
+    model = nn.ParameterList(nn.Parameter(torch.zeros(1)) for _ in range(2 * WIDTH * BITS + 5))
+    masks = [0, 1, BITS, WIDTH * BITS - 1, WIDTH * BITS, len(model) - 1]
+    for mask in masks:
+        model[mask].data.fill_(-math.inf)
+    link = FakeDevice()
+    deferred = Deferred(link, slots=slots)
+    parts = Parts([model], parts={"deferred": deferred})
+    parts.install(WeightSensor(parts.context))
+    link.done = link.recorded
+    deferred.poll()
+    parts.bus.emit(IterationClosing(has_nonfinite=False))
+    link.done = link.recorded
+    deferred.poll()
+
+    read = masks if slots > 1 else masks[:4]
+    assert parts.notes.finite == {(str(i), 1) for i in range(len(model)) if i not in read}

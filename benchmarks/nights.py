@@ -429,6 +429,9 @@ def lived(name: str, kind: str, chance: random.Random, ranks: int = 0) -> Run:
     _differ(run, span, chance)
     if kind in {"death", "hang", "ends killed"}:
         _dies(run, plan)
+    goes_on = [t for t in range(TICKS) if not rows[t].get('ampwatch_run_state{state="finished"}')]
+    if goes_on[-1] < TICKS - 1:
+        _leaves(run, goes_on[-1] + 1)
     if "daemon away" in kind:
         begin = (span[0] + 3) if span else chance.randint(20, 60)
         _away(run, begin, chance.randint(1, 3))
@@ -496,7 +499,13 @@ def _dies(run: Run, plan: Any) -> None:
         error = "OutOfMemoryError" if cause == "true" else "DistBackendError"
         info = f'ampwatch_rank_failure_info{{cause="{cause}",error="{error}"}}'
         rank.series[info] = [1 if t >= at else GONE for t in range(TICKS)]
-        for values in rank.series.values():  # Ten minutes after its end nothing is said of a run.
+    _leaves(run, at)
+
+
+def _leaves(run: Run, at: int) -> None:
+    """Ten minutes after its end nothing is said of a run."""
+    for rank in run.ranks:
+        for values in rank.series.values():
             values[at + 600 // TICK :] = [GONE] * len(values[at + 600 // TICK :])
 
 

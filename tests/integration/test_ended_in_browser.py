@@ -38,7 +38,7 @@ def test_ended_runs_are_found_compared_and_opened(
         page = Page(browser, daemon)
         # By the link of a log, which is older than that the run was shown.
         browser.get(f"{page.url}#run=gpt&rank=0&started=1.000")
-        page.says("#amiss", "The run gpt is not here")
+        page.says("#amiss", "Run gpt is not shown")
         page.click("#amiss-ended")
         page.says(".ended tbody tr", "overflowed float16")
         outside = page.run(OUTSIDE)

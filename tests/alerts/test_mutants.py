@@ -42,8 +42,7 @@ SURVIVORS = {
         "who loses records in each of two times ten minutes has lost two"
     ),
     **{
-        f"job_run:ampwatch_root_info:{record}: {what}": _ORDER
-        for record in ("topk1", "topk1_again")
+        f"job_run:ampwatch_root_info:topk1: {what}": _ORDER
         for what in (
             "([4] * (ampwatch_roo -> 8",
             "+ ([1] * ampwatch_root -> 0.5",

@@ -176,7 +176,7 @@ def able_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 _backends: list[object] = []
-"""Held for good: what torch 2.6 has compiled knows its backend by address alone (PyTorch's issue 155057),
+"""Held for good: what torch 2.6 has compiled knows its backend by address alone (pytorch/pytorch#155057),
 and compares it with the next one when the same code is called again."""
 
 

@@ -1,7 +1,8 @@
 """Casts to block-scaled formats, foretold from the distances of ``blocks``.
 
-What is flushed to zero is exact for the formats of OCP's Microscaling: their scales are powers of two. The scale of NVFP4 is the largest magnitude itself,
-over 6, so the limit lies inside a distance: there the answer is an estimate between two bounds.
+What is flushed to zero is exact for the formats of OCP's Microscaling: their scales are powers of two.
+The scale of NVFP4 is the largest magnitude itself, over 6, so the limit lies inside a distance: there
+the answer is an estimate between two bounds.
 
 The signal-to-quantisation-noise ratio (SQNR) is an estimate. It takes values to be spread within a
 distance as they are from one distance to the next, and the blocks of a level to be alike.

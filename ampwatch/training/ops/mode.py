@@ -315,8 +315,8 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any], keys: tuple[Any, ...], co
     if keys:
         # The keys above Python's are excluded here: to the dispatcher they have been applied. Those that
         # have no kernel for an op were only passed through, and without a mode would apply to the ops
-        # that it calls. The snapshot is the state in which the
-        # op was called (ATen/core/PythonFallbackKernel.h): some may have been excluded there.
+        # that it calls. The snapshot is the state in which the op was called
+        # (ATen/core/PythonFallbackKernel.h): some may have been excluded there.
         with StateOfCaller():
             excluded = excluded_keys()
         wanted = [key for key in keys if not excluded.has(key)]

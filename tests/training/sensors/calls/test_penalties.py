@@ -147,14 +147,3 @@ def test_gradients_that_are_divided_or_not_scaled_are_none(
 ) -> None:
     """Nothing is claimed where the scale may have been taken out of them."""
     assert observed(loss) == []
-
-
-def test_nothing_is_seen_of_a_loss_of_a_later_step() -> None:
-    """Marks of gradients do not outlive their graph, and the search for them ends with the update."""
-    taken: list[Tensor] = []
-
-    def loss(c: Critic) -> Tensor:
-        taken.append(c.taken())
-        return c.score
-
-    assert observed(loss, steps=3) == []

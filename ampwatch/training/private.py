@@ -165,14 +165,10 @@ saved_exponent: Callable[[Any], Any] = attrgetter(
     )
 )
 
-RUNS_BACKWARD = (
-    _on_instances(
-        "autograd._engine_run_backward",
-        "Is called by torch.autograd.grad, by whatever name that was imported.",
-        "Penalties of gradients that are multiplied by the scale are not reported.",
-    )
-    if hasattr(torch.autograd, "_engine_run_backward")
-    else None
+RUNS_BACKWARD = _on_instances(
+    "autograd._engine_run_backward",
+    "Is called by torch.autograd.grad, by whatever name that was imported.",
+    "Penalties of gradients that are multiplied by the scale are not reported.",
 )
 
 tracing_state: Callable[[], Any] = _find(

@@ -134,14 +134,10 @@ def _of_gradient(sum_: Stuck) -> _Loss | None:
     is_lost = sum_.lost >= LOST_SHARE and sum_.error >= ERROR_OF_LOST
     if sum_.additions < GRADIENTS or not (sum_.error >= ERROR or is_lost):
         return None
-    place = in_words(sum_.site.where)
-    if sum_.site.where.startswith("param:"):
-        what, adds = f"The gradient of {place}", "backward passes"
-    else:
-        what, adds = f"A gradient in a custom backward of {place}", "additions"
     return _Loss(
         GRAD_ACCUM_ROUNDING,
-        f"{what} is added up in {sum_.dtype}: after {sum_.additions} {adds} in step"
+        f"The gradient of {in_words(sum_.site.where)} is added up in {sum_.dtype}: after"
+        f" {sum_.additions} backward passes in step"
         f" {sum_.site.step} it is off by {sum_.error:.1%} of its norm, and"
         f" {sum_.lost:.1%} of the elements of the newest one were lost",
         {"relative_error": sum_.error, "lost_share": sum_.lost, "additions": float(sum_.additions)},

@@ -405,10 +405,8 @@ class Measuring:
         return [self._without_meant(r) if r.topic is Topic.WEIGHT else r for r in sample.ranges]
 
     def _without_meant(self, r: TensorRange) -> TensorRange:
-        key, infs = (
-            (r.name, r.histogram.numel),
-            (r.histogram.positive_infs, r.histogram.negative_infs),
-        )
+        key = r.name, r.histogram.numel
+        infs = r.histogram.positive_infs, r.histogram.negative_infs
         meant = self._meant.get(key)
         if meant is None:
             is_broken = key not in self._meant and sum(infs) == r.histogram.numel

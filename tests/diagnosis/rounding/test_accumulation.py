@@ -34,8 +34,8 @@ def loop(additions: int, error: float) -> Stuck:
     return _stuck(What.LOOP_SUM, additions, error=error, total=1.0 - error)
 
 
-def gradient(additions: int, error: float, lost: float, where: str = "param:weight") -> Stuck:
-    return _stuck(What.GRADIENT_SUM, additions, where=where, error=error, lost=lost)
+def gradient(additions: int, error: float, lost: float) -> Stuck:
+    return _stuck(What.GRADIENT_SUM, additions, where="param:weight", error=error, lost=lost)
 
 
 def of_weights(
@@ -106,10 +106,6 @@ def test_what_is_lost_is_told_once_it_is_enough(
         (
             gradient(99, 0.2, 0.4),
             "parameter weight is added up in bfloat16: after 99 backward passes",
-        ),
-        (
-            gradient(99, 0.2, 0.4, "ode"),
-            "custom backward of module ode is added up in bfloat16: after 99 additions",
         ),
         (of_weights(1e-4, 5), "in each of the last 5 updates up to step 3 100.0% of the elements"),
         (of_data(0.25), "moves in part only: 25.0% of its elements"),

@@ -85,7 +85,7 @@ def place_gradients(bus: Bus, handles: list[Any]) -> None:
 
     Many programs have imported ``grad`` by name: it calls what runs backward by a name of its module.
     """
-    if RUNS_BACKWARD is None:
+    if not hasattr(torch.autograd, RUNS_BACKWARD):
         return
     channel = bus.channel(GradientsTaken)
 

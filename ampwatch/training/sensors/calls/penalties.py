@@ -14,6 +14,7 @@ from ampwatch.training.devices import HOST
 from ampwatch.training.hooks.bus import AWAKE
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import frames, user_source
+from ampwatch.training.kernels.admission import is_plain
 from ampwatch.training.model.graph import nodes_of
 from ampwatch.training.model.names import parameters_of
 from ampwatch.training.model.scaler import scale_on_host
@@ -157,9 +158,9 @@ class PenaltySensor(Sensor):
 def _are_ones(starts: tuple[Any, ...]) -> bool:
     """Whether backward begins with ones, as without ``grad_outputs``."""
     given = [start for start in starts if start is not None]
-    if all(start.device.type == HOST for start in given):
+    if all(is_plain(start) and start.device.type == HOST for start in given):
         return all(bool((start == 1).all()) for start in given)
-    # Nobody waits for a device. PyTorch has made them, or the program has given them.
+    # Nobody waits for a device, or for other ranks. PyTorch has made them, or the program has given them.
     calls = (f for f in frames() if f.f_globals.get("__name__") == "torch.autograd")
     return any(f.f_code.co_name == "grad" and f.f_locals.get("grad_outputs") is None for f in calls)
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.autograd import grad as imported_grad
 
 from ampwatch.diagnosis.evidence.calls import ScaledPenalty
-from ampwatch.training.sensors.calls.penalties import PenaltySensor
+from ampwatch.training.sensors.calls.penalties import PenaltySensor, _are_ones
 from tests.training.bench import Bench
 
 if TYPE_CHECKING:
@@ -147,3 +147,16 @@ def test_gradients_that_are_divided_or_not_scaled_are_none(
 ) -> None:
     """Nothing is claimed where the scale may have been taken out of them."""
     assert observed(loss) == []
+
+
+class Asked(torch.Tensor):
+    """Is not to be computed with: for a ``DTensor`` that would wait for other ranks."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, *_: Any, **__: Any) -> Any:
+        pytest.fail(f"expected nothing to be computed, got {func}")
+
+
+def test_nothing_is_computed_with_a_subclass() -> None:
+    """It is not known what such a gradient is, so nothing is claimed."""
+    assert not _are_ones((torch.Tensor._make_subclass(Asked, torch.ones(1)),))

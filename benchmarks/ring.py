@@ -49,7 +49,6 @@ RANGES = ranges(
     exponents=histogram(-30, *BELL, zeros=1000, amax=1e3),
     step=1000,
     time_ns=time.time_ns(),
-    num_tensors=2,
     loss_scale=65536.0,
 )
 FINDING = finding(

@@ -58,7 +58,6 @@ def measured(module: str, topic: Topic) -> RangeRecord:
         step=NUM_STEPS,
         time_ns=START_NS,
         dtype="float16",
-        num_tensors=2,
         loss_scale=65536.0,
     )
 

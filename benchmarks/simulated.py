@@ -120,7 +120,6 @@ class SimulatedRank:
                 growth_tracker=since,
                 skip_class=SkipClass.PROBE if skipped else SkipClass.NONE,
                 consecutive_skips=int(skipped),
-                backed_off=skipped,
                 total_growths=self.skips,
                 total_backoffs=self.skips,
                 overhead_ns=self.overhead_ns,
@@ -174,7 +173,6 @@ class SimulatedRank:
             step=self.index,
             time_ns=time.time_ns(),
             dtype="float16",
-            num_tensors=2,
             loss_scale=65536.0 if topic in (Topic.GRADIENT, Topic.ACTIVATION_GRADIENT) else 1.0,
         )
 
@@ -234,7 +232,6 @@ class SimulatedRank:
             KernelTotal("tensor", "float16", 900_000_000),
             KernelTotal("cuda", "float32", 100_000_000),
             KernelTotal("other", "", 500_000_000),
-            time_ns=time.time_ns(),
             start_ns=2_000_000,
             run_ns=3_000_000,
             stop_ns=4_000_000,

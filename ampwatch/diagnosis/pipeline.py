@@ -312,7 +312,6 @@ class Diagnosis:
         totals.add(alike[-1], verdict, len(alike))
         # Once and not for each, of which there may be some hundred.
         skip_class, streak = verdict.skip_class, self._skips.streak
-        grew, backed_off, set_by_hand = verdict.grew, verdict.backed_off, verdict.set_by_hand
         growths, backoffs, by_hand = totals.growths, totals.backoffs, totals.set_by_hand
         nonfinite, dropped = totals.nonfinite_losses, cost.observations_dropped
         errors, overhead_ns = cost.sensor_errors, cost.overhead_ns
@@ -327,9 +326,6 @@ class Diagnosis:
                 growth_tracker=iteration.growth_tracker,
                 skip_class=skip_class,
                 consecutive_skips=streak,
-                grew=grew,
-                backed_off=backed_off,
-                set_by_hand=set_by_hand,
                 total_growths=growths,
                 total_backoffs=backoffs,
                 total_set_by_hand=by_hand,

@@ -115,7 +115,7 @@ class Rank:
     def creeps(self) -> None:
         """Keep the graph of a loss."""
         self._find("memory_creep", "step", severity=Severity.WARNING)
-        self.writer.put(records.memory(self.step, time.time_ns()))
+        self.writer.put(records.memory(time.time_ns()))
         self._put()
 
     def dies_broken(self) -> None:
@@ -156,14 +156,13 @@ class Rank:
         nans: int = 0,
         phases: Phases = USUAL,
     ) -> None:
-        grew = False
         if skip:
             self.scale, self.tracker = self.scale / 2, 0
             self.backoffs, self.in_row = self.backoffs + 1, self.in_row + 1
             self.skipped[skip - 1] += 1
         elif not math.isnan(self.scale):
             self.tracker, self.in_row = self.tracker + 1, 0
-            if grew := self.tracker == GROWTH_INTERVAL:
+            if self.tracker == GROWTH_INTERVAL:
                 self.scale, self.tracker, self.growths = self.scale * 2, 0, self.growths + 1
         self.zeros, self.nans = self.zeros + zeros, self.nans + nans
         self.bad_losses += math.isnan(loss)
@@ -178,8 +177,6 @@ class Rank:
                 growth_tracker=-1 if math.isnan(self.scale) else self.tracker,
                 skip_class=skip,
                 consecutive_skips=self.in_row,
-                grew=grew,
-                backed_off=bool(skip),
                 total_growths=self.growths,
                 total_backoffs=self.backoffs,
                 total_nonfinite_losses=self.bad_losses,

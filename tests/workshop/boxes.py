@@ -27,7 +27,6 @@ def measured(
         step=index,
         time_ns=index,
         dtype="float16",
-        num_tensors=2,
         total_nans=1,
         total_infs=2,
     )

@@ -194,7 +194,7 @@ def made_up_fleet() -> Fleet:
             run_delay_ns=50_000_000,
         ),
         device_phases(),
-        memory(4),
+        memory(),
         optimizer(0, total_steps=4, total_skipped=(0, 1, 0, 1)),
         optimizer(1, total_steps=4, total_skipped=(0, 0, 1, 0)),
         optimizer(OTHER_OPTIMIZERS, total_steps=7),

@@ -74,9 +74,6 @@ _STEP = StepRecord(
     growth_tracker=1,
     skip_class=SkipClass.NONE,
     consecutive_skips=0,
-    grew=False,
-    backed_off=False,
-    set_by_hand=False,
     total_growths=0,
     total_backoffs=0,
     total_set_by_hand=0,
@@ -160,11 +157,11 @@ def device_phases(
     return DevicePhasesRecord(step, time_ns, phases)
 
 
-def memory(step: int = 9, time_ns: int = (START + 9) * SECOND) -> MemoryRecord:
+def memory(time_ns: int = (START + 9) * SECOND) -> MemoryRecord:
     """Memory of a device, a quarter in use, and of its host."""
     device = PlaceMemory("device", 20 << 30, 30 << 30, 40 << 30, 80 << 30)
     host = PlaceMemory("host", 2 << 30, 3 << 30, -1, -1)
-    return MemoryRecord(step, time_ns, (device, host))
+    return MemoryRecord(time_ns, (device, host))
 
 
 def planned(module: str = "decoder.up", place: int = 0, **changes: Any) -> PlanRecord:
@@ -220,7 +217,6 @@ def skipped_step(index: int, scale: float, **changes: Any) -> StepRecord:
         loss_scale=scale,
         growth_tracker=0,
         skip_class=SkipClass.STORM,
-        backed_off=True,
         **changes,
     )
 
@@ -257,7 +253,6 @@ def ranges(
     values = {
         "time_ns": (START + 1 + index) * SECOND,
         "dtype": "float32",
-        "num_tensors": 1,
         "loss_scale": 1.0,
         "total_nans": 0,
         "total_infs": 0,
@@ -352,7 +347,6 @@ def kernel(name: str = "gemm", unit: str = "tensor", **changes: Any) -> KernelRo
 
 _WINDOW = WindowRecord(
     step=0,
-    time_ns=(START + 1) * SECOND,
     windows=1,
     invalid=0,
     iterations=2,

@@ -30,7 +30,7 @@ class MemoryRecorder(Detector):
             PlaceMemory(m.place.value, m.allocated, m.peak, m.reserved, m.limit or -1)
             for m in read.places
         ]
-        self.newest = MemoryRecord(read.step, read.time_ns, tuple(places))
+        self.newest = MemoryRecord(read.time_ns, tuple(places))
         if read.time_ns - self._recorded_ns >= MIN_APART_NS:
             self._recorded_ns = read.time_ns
             self._put(self.newest)

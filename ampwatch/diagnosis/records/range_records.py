@@ -130,7 +130,6 @@ class RangeRecorder(Detector):
             topic=topic,
             module=module,
             dtype=dtypes.pop() if len(dtypes) == 1 else "mixed",
-            num_tensors=len(ranges),
             loss_scale=_loss_scale(iteration, topic),
             total_nans=nans,
             total_infs=infs,

@@ -74,7 +74,6 @@ class WindowRecord(Struct):
     Attributes:
         step: First profiled iteration of the newest window; of a record that only counts what
             was skipped, the open iteration.
-        time_ns: Unix time at which it was written. Unit: ns.
         windows: Windows so far.
         invalid: Of those, windows that lost data; nothing of them is in the totals.
         iterations: Profiled iterations so far, without those of invalid windows.
@@ -97,7 +96,6 @@ class WindowRecord(Struct):
     """
 
     step: Count
-    time_ns: Count
     windows: Count
     invalid: Count
     iterations: Count

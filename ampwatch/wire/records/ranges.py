@@ -41,7 +41,6 @@ class RangeRecord(Struct):
         module: Qualified name of the module, empty for the root; ``ALL_MODULES`` for the
             sum over all.
         dtype: Name of the dtype of the measured tensors; ``mixed`` if there are several.
-        num_tensors: How many tensors were measured.
         loss_scale: What gradients and gradients of activations are multiplied by; 1
             without loss scaling, and for everything else.
         total_nans: NaN elements seen under this topic and module so far.
@@ -63,7 +62,6 @@ class RangeRecord(Struct):
     topic: Topic
     module: str
     dtype: str
-    num_tensors: Count
     loss_scale: float
     total_nans: Count
     total_infs: Count

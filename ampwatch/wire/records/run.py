@@ -110,12 +110,10 @@ class MemoryRecord(Struct, frozen=True):
     """Memory that a training takes; the newest holds.
 
     Attributes:
-        step: Index of the iteration at whose end it was read.
         time_ns: Unix time. Unit: ns.
         places: Each place that is known, once.
     """
 
-    step: Count
     time_ns: Count
     places: tuple[PlaceMemory, ...]
 

@@ -103,9 +103,6 @@ class StepRecord(Struct):
             the update; -1 without an enabled scaler.
         skip_class: Why the iteration was skipped, if any of its optimizers was.
         consecutive_skips: Length of the run of skipped iterations that ends here.
-        grew: The scale was multiplied by the growth factor.
-        backed_off: The scale was multiplied by the backoff factor.
-        set_by_hand: The scale changed in another way than the scaler's own.
         total_growths: Growths so far.
         total_backoffs: Backoffs so far.
         total_set_by_hand: Changes by hand so far.
@@ -133,9 +130,6 @@ class StepRecord(Struct):
     growth_tracker: CountOrUnknown
     skip_class: SkipClass
     consecutive_skips: Count
-    grew: bool
-    backed_off: bool
-    set_by_hand: bool
     total_growths: Count
     total_backoffs: Count
     total_set_by_hand: Count

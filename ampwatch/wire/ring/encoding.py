@@ -218,7 +218,7 @@ class _Form:
 class _StepForm(_Form):
     """A ``StepRecord``, packed by ``struct``."""
 
-    _packing = struct.Struct("=qqddqdqBq???qqqqqqq10fqqqq")
+    _packing = struct.Struct("=qqddqdqBqqqqqqqq10fqqqq")
 
     def __init__(self) -> None:
         super().__init__(StepRecord, _check_step)

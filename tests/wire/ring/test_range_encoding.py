@@ -79,7 +79,7 @@ def test_counts_take_the_bytes_that_the_largest_needs(width: int) -> None:
 
     _, payload = encode(record, LIMIT)
 
-    num_counts, planes = msgpack.decode(payload)[15]
+    num_counts, planes = msgpack.decode(payload)[14]
     assert (num_counts, len(planes)) == (3, 3 * width)
     assert decode(RecordKind.RANGE, payload) == record
 

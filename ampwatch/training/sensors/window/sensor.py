@@ -573,8 +573,7 @@ class WindowSensor(Sensor):
             self._report(self._step)
 
     def _report(self, step: int) -> None:
-        time_ns = self._clock.unix_ns()
-        self.newest = self._totals.record(step, time_ns, self._schedule.skipped)
+        self.newest = self._totals.record(step, self._schedule.skipped)
         self._out.put(self.newest)
 
 

@@ -177,13 +177,12 @@ class WindowTotals(Struct):
             self.totals[key] = self.totals.get(key, 0) + ns
         self.rows = found.rows
 
-    def record(self, step: int, time_ns: int, skipped: Iterable[int]) -> WindowRecord:
+    def record(self, step: int, skipped: Iterable[int]) -> WindowRecord:
         """Return the record of all windows."""
         first, second, third, fourth, fifth = skipped
         same = {name: getattr(self, name) for name in SAME}
         return WindowRecord(
             step,
-            time_ns,
             skipped=(first, second, third, fourth, fifth),
             totals=by_time(self.totals),
             kernels=tuple(self.rows[:MAX_ROWS]),

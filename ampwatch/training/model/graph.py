@@ -9,6 +9,9 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+CAST = "ToCopyBackward"
+"""Part of the name of the node that a cast makes."""
+
 
 def nodes_of(tensors: Iterable[object]) -> list[Any]:
     """Return the nodes that have made tensors; ``None`` for one that has no graph."""

@@ -12,7 +12,7 @@ from ampwatch.diagnosis.evidence.scaler import StaleCast
 from ampwatch.training.hooks.compiling import is_traced
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.kernels.dtypes import name_of
-from ampwatch.training.model.graph import nodes_behind
+from ampwatch.training.model.graph import CAST, nodes_behind
 from ampwatch.training.private import is_in_autocast, next_sequence_number, sequence_number
 
 if TYPE_CHECKING:
@@ -25,9 +25,6 @@ MAX_NODES = 20000
 MAX_GRAPHS = 64
 """Graphs that are checked in a run: a program that steps inside of autocast and is right about it
 (it clears the cache) is not to pay for it for ever."""
-
-CAST = "ToCopyBackward"
-"""Part of the name of the node that a cast makes."""
 
 
 class StaleCastSensor(Sensor):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from ampwatch.diagnosis.evidence.calls import RefusedOp
 from ampwatch.numerics.units.ops import Phase
@@ -12,30 +10,30 @@ from ampwatch.training.hooks.regions import region_for
 from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.kernels.admission import is_plain
 from ampwatch.training.kernels.dtypes import HALF, name_of
+from ampwatch.training.model.graph import CAST
 from ampwatch.training.ops.events import OpSensor
 from ampwatch.training.ops.operands import place_name
+from ampwatch.training.private import metadata_of_node
 
 if TYPE_CHECKING:
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.ops.call import OpCall
-    from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded
+    from ampwatch.training.ops.events import Op, OpsBegan
     from ampwatch.training.ops.info import OpInfo
 
 REFUSED = "binary_cross_entropy"
 """Name of the op that autocast refuses."""
-
-CAST = "_to_copy"
-"""Name of the op that autocast casts with."""
 
 
 class RefusedOps(OpSensor):
     """Detects the loss of a probability that was rounded to half precision, under autocast.
 
     Autocast on a CPU casts the probability to float32 first, which brings no bit back. The cast
-    right before the loss distinguishes it from a probability that was computed in float32.
+    right before the loss, in the graph of autograd, distinguishes it from a probability that was
+    computed in float32.
 
     Cost:
-        Less than 1 us an op.
+        2 us a loss of probabilities; nothing for any other op.
     """
 
     name = "refused_ops"
@@ -45,56 +43,39 @@ class RefusedOps(OpSensor):
         self._regions = context.regions
         self._observe = context.observe
         self._step = 0
-        self._cast: dict[int, str] = {}
 
     def ops_began(self, event: OpsBegan) -> None:
-        """Begin an iteration without a remembered cast."""
+        """Note the iteration."""
         self._step = event.step
-        self._cast.clear()
-
-    @property
-    def follows_all(self) -> bool:
-        """Whether a cast is remembered, which any op but the loss ends."""
-        return bool(self._cast)
 
     def wants_op(self, info: OpInfo, *, in_backward: bool) -> bool:
-        """Whether an op is the loss, or casts in forward."""
-        return info.name in (CAST, REFUSED) and not in_backward
+        """Whether an op is the loss, in forward."""
+        return info.name == REFUSED and not in_backward
 
     def prefilter(self, call: OpCall) -> bool:
-        """Whether an op casts otherwise than from half precision to float32."""
-        if call.info.name != CAST:
-            return False
-        return call.out.dtype != torch.float32 or call.args[0].dtype not in HALF
+        """Whether the probability was not cast from half precision right before."""
+        return _rounded_to(call.args[0]) is None
 
     def op(self, event: Op) -> None:
-        """Remember a cast; check a loss that follows casts."""
+        """Report a loss of a probability that was rounded, under autocast."""
         call, place = event
-        name = call.info.name
-        if name == CAST:
-            self._remember(call)
+        if call.info.name != REFUSED or place.phase is not Phase.FORWARD:
             return
-        if name == REFUSED and self._cast and place.phase is Phase.FORWARD:
-            self._check(call, place)
-        # Only casts right before the loss count, so any other op ends what is remembered: by then
-        # an address may be another tensor's.
-        if self._cast:
-            self._cast.clear()
-
-    def ops_ended(self, _event: OpsEnded) -> None:
-        """Forget the casts."""
-        self._cast.clear()
-
-    def _remember(self, call: OpCall) -> None:
-        """Remember the address of the result of a cast from half precision to float32."""
-        given = call.args[0]
-        out = call.out
-        if is_plain(given) and is_plain(out) and given.dtype in HALF and out.dtype == torch.float32:
-            self._cast[out.data_ptr()] = name_of(given.dtype)
-
-    def _check(self, call: OpCall, place: OpPlace) -> None:
         probability = call.args[0]
-        dtype = self._cast.get(probability.data_ptr()) if is_plain(probability) else None
+        dtype = _rounded_to(probability)
         region = region_for(probability.device.type, self._regions.here())
         if dtype is not None and region is not None and region.enabled:
             self._observe(RefusedOp(self._step, REFUSED, place_name(place), dtype, user_source()))
+
+
+def _rounded_to(tensor: Any) -> str | None:
+    """Return the name of the half precision that a tensor, or what it is a view of, was cast from."""
+    if not is_plain(tensor):
+        return None
+    whole = tensor if tensor._base is None else tensor._base  # noqa: SLF001 - what a view is of
+    node = whole.grad_fn
+    if node is None or CAST not in node.name():
+        return None
+    source, index = node.next_functions[0]
+    dtype = None if source is None else metadata_of_node(source)[index].dtype
+    return name_of(dtype) if dtype in HALF else None

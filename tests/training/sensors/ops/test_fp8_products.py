@@ -152,6 +152,16 @@ def test_a_cast_that_is_written_brings_nothing_back(listening: Listening) -> Non
     assert len(listening.seen) == 1
 
 
+def test_a_view_of_a_cast_is_as_it(listening: Listening) -> None:
+    """Before the cast or after it."""
+    model, x, y = _answers()
+    with listening, torch.autocast("cpu", dtype=torch.float16):
+        functional.binary_cross_entropy(torch.sigmoid(model(x)).squeeze(1), y.squeeze(1))
+        functional.binary_cross_entropy(torch.sigmoid(model(x)).float().squeeze(1), y.squeeze(1))
+
+    assert len(listening.seen) == 2
+
+
 def test_what_is_computed_in_float32_is_left_alone(listening: Listening) -> None:
     """A sigmoid of float32 logits, an island, the loss of logits, no autocast at all."""
     model, x, y = _answers()

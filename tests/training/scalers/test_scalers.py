@@ -674,6 +674,28 @@ def test_skips_of_a_scaler_with_a_hysteresis_are_inferred() -> None:
     assert counts(monitor) == (scaler.skips - 1, STEPS - 1)
 
 
+class Floored(Scaler):
+    """A scaler whose scale has a least value."""
+
+    def check(self, parameters: list[nn.Parameter]) -> bool:
+        is_taken = super().check(parameters)
+        self.scale = max(self.scale, 16384.0)
+        return is_taken
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize("last", [30, STEPS])
+def test_skips_of_a_scale_that_has_nowhere_left_to_fall_are_inferred(
+    last: int, micro_batches: int
+) -> None:
+    """Each of them, also where the training ends so."""
+    scaler = Floored()
+    faults = frozenset(range(20, last))
+    _, monitor = train(scaler, faults=faults, watch=monitored(), micro_batches=micro_batches)
+    assert scaler.skips == last - 20
+    assert counts(monitor) == (scaler.skips, STEPS)
+
+
 def test_the_end_that_is_never_called_is_named(caplog: pytest.LogCaptureFixture) -> None:
     scaler = Scaler()
     model = nn.Linear(4, 4)

@@ -23,13 +23,10 @@ if TYPE_CHECKING:
     from ampwatch.training.hooks.events import BackwardBegan, OptimizerStepped, Scaled, Zeroed
     from ampwatch.training.iteration.context import Context
 
-FLOOR = 2
-"""Times in a row that a scale which has fallen stands still, without a step, after which it is at its
-floor. Once may be a backward for another purpose."""
-
 MIN_GONE = 1
 """Times in a row that gradients are thrown away at the same scale, without a step, after which is
-looked whether the next ones are finite. Twice as many each time, until some are not."""
+looked whether the next ones are finite. Twice as many each time, until some are not. After a fall of
+the scale the next ones are looked at in any case: it may have nowhere left to fall."""
 
 MAX_STEPS = 8
 """Steps after which a training whose graphs were seen to lead through no float16 is left alone."""
@@ -44,9 +41,9 @@ class MissedSteps(Sensor):
     The scale is the constant that losses are multiplied by. A large one is taken for it at once, a
     smaller one when it has moved by a power of two: the weight of a loss stays what it is. A step was
     missed where the gradients of a loss that was scaled were thrown away, no optimizer of this
-    training has stepped since, and the next loss is multiplied by less; or where the scale has
-    nowhere left to fall; or where it stays, and the gradients were not finite: of a constant scale
-    with a guard, of a scaler with a hysteresis. Gradients that were thrown away for another reason
+    training has stepped since, and the next loss is multiplied by less; or where the scale stays, and
+    the gradients were not finite: of a constant scale with a guard, of a scaler with a hysteresis or
+    with nowhere left to fall. Gradients that were thrown away for another reason
     (a saliency map, an adversarial example, a discriminator's backward through the generator) move
     no scale and are finite.
 
@@ -67,8 +64,7 @@ class MissedSteps(Sensor):
         self._gradients = Gradients()
         self._scale: float | None = None
         self._is_open = False
-        self._falls = self._has_stepped = self._was_still = False
-        self._still = 0
+        self._falls = False
         self._contents = Contents()
         self._gone = self._unknown = 0
         self._patience = MIN_GONE
@@ -87,9 +83,8 @@ class MissedSteps(Sensor):
     def optimizer_stepped(self, event: OptimizerStepped) -> None:
         """Take note that the gradients were used."""
         if self._registry.index_of(event.optimizer) is not None:
-            self._is_open = self._falls = self._was_still = False
-            self._has_stepped = True
-            self._still = self._gone = self._unknown = 0
+            self._is_open = self._falls = False
+            self._gone = self._unknown = 0
             self._read_answer()
             self._probes = self._is_row = False
             self._are_broken = None
@@ -130,7 +125,7 @@ class MissedSteps(Sensor):
         """Judge gradients that were thrown away, by what the next loss is multiplied by."""
         are_broken, self._are_broken = self._are_broken, None
         if scale < before:
-            self._falls, self._still = True, 0
+            self._falls = True
             self._gone = self._unknown = 0
             self._bus.emit(StepMissed(before, scale))
         elif scale == before:
@@ -138,28 +133,20 @@ class MissedSteps(Sensor):
             # Those before, which nobody has looked at, go with the first that is seen to be broken.
             self._unknown = 0 if are_broken is False else self._unknown + 1
             if are_broken and self._bus.infers_scale:
-                self._miss(before, self._unknown)
-                self._patience = MIN_GONE
-            elif are_broken is None and self._falls and self._has_stepped:
-                self._still += 1
-                self._was_still = self._still < FLOOR
-                self._miss(before, FLOOR if self._still == FLOOR else self._still > FLOOR)
+                for _ in range(self._unknown):
+                    self._bus.emit(StepMissed(before, before))
+                self._unknown, self._patience = 0, MIN_GONE
         self._is_row = bool(are_broken) or (self._is_row and are_broken is None)
-        self._probes = self._is_row or self._gone >= self._patience
-        if self._probes and not self._is_row:
+        is_due = self._gone >= self._patience
+        self._probes = scale < before or self._is_row or is_due
+        if is_due and not self._is_row:
             self._patience *= 2
-
-    def _miss(self, scale: float, times: int) -> None:
-        if times:
-            self._unknown = 0
-        for _ in range(times):
-            self._bus.emit(StepMissed(scale, scale))
 
     def end(self) -> None:
         """Count a step that was missed last: nothing will show any more that the scale has fallen."""
         # Where other backward passes came between, it may be one of them.
         self._read_answer()
-        falls = self._falls and not self._was_still and self._are_broken is not False
+        falls = self._falls and self._are_broken is not False
         goes_on = self._is_open and (falls or (self._is_row and self._are_broken))
         if goes_on and self._scale is not None and self._gradients.are_gone():
             self._is_open = False

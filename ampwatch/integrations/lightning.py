@@ -66,7 +66,7 @@ class AmpwatchCallback(Callback, _Callback):  # type: ignore[misc, valid-type] #
         self, *, keys: Iterable[str] | None = None, serve: bool = True, **settings: Any
     ) -> None:
         super().__init__("ampwatch.integrations.lightning", keys, settings, serve=serve)
-        self._attached.stops = self._note_stop
+        self._stops = self._note_stop
         self._begin_anew()
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
@@ -83,19 +83,19 @@ class AmpwatchCallback(Callback, _Callback):  # type: ignore[misc, valid-type] #
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002 - its names are the Trainer's
         """End the monitor as failed."""
-        self._guard.run(self._attached.end, exception)
+        self._guard.run(self._detach, exception)
 
     def on_fit_end(self, *_: Any) -> None:
         """End the monitor."""
-        self._guard.run(self._attached.end)
+        self._guard.run(self._detach)
 
     def teardown(self, *_: Any, **__: Any) -> None:
         """End the monitor, however the training has ended."""
-        self._guard.run(self._attached.end)
+        self._guard.run(self._detach)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what belongs to the training that runs."""
-        return self.__dict__ | {"_guard": None, "_log_guard": None}
+        return super().__getstate__() | {"_guard": None, "_log_guard": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -111,11 +111,10 @@ class AmpwatchCallback(Callback, _Callback):  # type: ignore[misc, valid-type] #
     def _begin(self, trainer: Any, pl_module: Any) -> None:
         self._stop, self._logged_at = False, -1
         plugin = trainer.precision_plugin
-        self._attached.begin(pl_module, getattr(plugin, "scaler", None), trainer.global_step)
-        if self._attached.is_unscaled:
-            where = f"{type(plugin).__name__}, as with precision 16-mixed"
-            is_half = getattr(plugin, "precision", "").startswith("16")
-            self._say_what_is_not_seen(where, is_half=is_half)
+        self._attach(pl_module, getattr(plugin, "scaler", None), trainer.global_step)
+        where = f"{type(plugin).__name__}, as with precision 16-mixed"
+        is_half = getattr(plugin, "precision", "").startswith("16")
+        self._say_what_is_not_seen(where, is_half=is_half)
 
     def _after_batch(self, trainer: Any) -> None:
         loop = trainer.fit_loop.epoch_loop
@@ -123,21 +122,21 @@ class AmpwatchCallback(Callback, _Callback):  # type: ignore[misc, valid-type] #
         # loggers count by, and the batches that only accumulate log nothing.
         step = loop._batches_that_stepped  # noqa: SLF001 - as in its LearningRateMonitor
         is_logged = bool(trainer.log_every_n_steps) and (step + 1) % trainer.log_every_n_steps == 0
-        if self._attached.stops_asked_for and (is_logged or trainer.world_size == 1):
+        if self._stops_asked_for and (is_logged or trainer.world_size == 1):
             decided = self._stop
             if trainer.world_size > 1:
                 decided = trainer.strategy.reduce_boolean_decision(decided, all=False)
             trainer.should_stop = trainer.should_stop or decided
         if (is_logged or trainer.should_stop) and not loop._should_accumulate():  # noqa: SLF001
-            self._log_guard.run(self._log, trainer, self._attached.metrics(), step)
+            self._log_guard.run(self._log, trainer, self._metrics(), step)
             self._logged_at = step
 
     def _log_summary(self, trainer: Any) -> None:
         loop = trainer.fit_loop.epoch_loop
         step = max(loop._batches_that_stepped - 1, 0)  # noqa: SLF001 - as above
-        numbers = self._attached.summary()
+        numbers = self._summary()
         if self._logged_at == step:  # nobody wants two points at one step
-            numbers = {k: v for k, v in numbers.items() if k not in self._attached.metrics()}
+            numbers = {k: v for k, v in numbers.items() if k not in self._metrics()}
         self._log(trainer, numbers, step)
 
     def _log(self, trainer: Any, numbers: dict[str, float], step: int) -> None:
@@ -146,7 +145,6 @@ class AmpwatchCallback(Callback, _Callback):  # type: ignore[misc, valid-type] #
         Not by ``log_dict`` of the LightningModule, which puts each number into a tensor on the device
         and then waits for the device to have it back.
         """
-        numbers = self._chosen(numbers)
         if not numbers:
             return
         on_host = {key: torch.tensor(value) for key, value in numbers.items()}

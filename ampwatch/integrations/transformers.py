@@ -78,11 +78,11 @@ class AmpwatchCallback(Callback, TrainerCallback):  # type: ignore[misc] # its b
         wrapped, self._wrapped = self._wrapped, None
         if wrapped is not None:
             wrapped.remove()
-        self._attached.end(error)
+        self._detach(error)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what belongs to the training that runs."""
-        return self.__dict__ | {"_guard": None, "_wrapped": None, "_stop": False}
+        return super().__getstate__() | {"_guard": None, "_wrapped": None, "_stop": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -91,15 +91,14 @@ class AmpwatchCallback(Callback, TrainerCallback):  # type: ignore[misc] # its b
     def _begin(self, args: Any, state: Any, given: dict[str, Any]) -> None:
         self.end()
         self._stop = False
-        self._attached.stops = self._note_stop if getattr(args, "world_size", 1) == 1 else None
+        self._stops = self._note_stop if getattr(args, "world_size", 1) == 1 else None
         # accelerate's wrapper of the optimizer has the scaler that it steps through.
         scaler = getattr(given.get("optimizer"), "scaler", None)
-        self._attached.begin(given.get("model"), scaler, state.global_step)
-        if self._attached.is_unscaled:
-            where = "the Trainer's optimizer, as with fp16=True"
-            self._say_what_is_not_seen(where, is_half=getattr(args, "fp16", False))
+        self._attach(given.get("model"), scaler, state.global_step)
+        where = "the Trainer's optimizer, as with fp16=True"
+        self._say_what_is_not_seen(where, is_half=getattr(args, "fp16", False))
         trainer = self._go_first()
-        if trainer is not None and self._attached.is_open:
+        if trainer is not None and self._is_open:
             self._wrapped = _Ending(trainer, self)
 
     def _go_first(self) -> Any:
@@ -111,7 +110,7 @@ class AmpwatchCallback(Callback, TrainerCallback):  # type: ignore[misc] # its b
         callers = list(_callers())
         handler = next((c for c in callers if isinstance(c, CallbackHandler)), None)
         if handler is None or not any(one is self for one in handler.callbacks):
-            self._attached.say(
+            self._say(
                 "expected to be called by a Trainer's list of callbacks, got another caller: what"
                 " reports before this callback lacks its numbers"
             )
@@ -126,8 +125,7 @@ class AmpwatchCallback(Callback, TrainerCallback):  # type: ignore[misc] # its b
         is_last = "train_runtime" in (logs or ())
         if not logs or not (is_last or "loss" in logs):
             return
-        numbers = self._attached.summary() if is_last else self._attached.metrics()
-        numbers = self._chosen(numbers)
+        numbers = self._summary() if is_last else self._metrics()
         # What the Trainer keeps is a copy, made just before.
         kept = state.log_history[-1] if state.log_history else {}
         if all(kept.get(key) is value for key, value in logs.items()):

@@ -13,7 +13,7 @@ from torch import nn
 import ampwatch
 from ampwatch import Finding
 from ampwatch.errors import SettingsError
-from ampwatch.integrations.attached import Attached
+from ampwatch.integrations.attached import Callback
 from ampwatch.training.monitor import monitor_of
 from tests.workshop.alone import python
 
@@ -26,10 +26,10 @@ def model() -> nn.Module:
 
 
 @pytest.fixture
-def attached() -> Iterator[Attached]:
-    made = Attached(WORDS, serve=False, settings={"level": "light"})
+def attached() -> Iterator[Callback]:
+    made = Callback(WORDS, None, {"level": "light"}, serve=False)
     yield made
-    made.end()
+    made._detach()
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -39,86 +39,86 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_slip_in_a_setting_is_refused_where_it_is_written() -> None:
     """Not in the middle of the framework, where it could only be logged."""
     with pytest.raises(SettingsError, match="did you mean 'run'"):
-        Attached(WORDS, serve=False, settings={"runs": "deep"})
+        Callback(WORDS, None, {"runs": "deep"}, serve=False)
 
 
-def test_a_training_is_watched_from_begin_to_end(attached: Attached, model: nn.Module) -> None:
+def test_a_training_is_watched_from_begin_to_end(attached: Callback, model: nn.Module) -> None:
     """Another one has a monitor of its own."""
-    attached.begin(model, None, 0)
+    attached._attach(model, None, 0)
     first = attached.watch
     assert first is not None
     assert monitor_of(model) is first
 
-    attached.end()
+    attached._detach()
     assert first.closed
-    assert (attached.metrics(), attached.is_open) == ({}, False)
+    assert (attached._metrics(), attached._is_open) == ({}, False)
 
-    attached.begin(model, None, 0)
+    attached._attach(model, None, 0)
     assert attached.watch is not first
 
 
 def test_a_training_that_was_given_up_ends_when_the_next_begins(
-    attached: Attached, model: nn.Module, caplog: pytest.LogCaptureFixture
+    attached: Callback, model: nn.Module, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As after a batch that did not fit: it is no second callback, and no word is lost on it."""
-    attached.begin(model, None, 0)
+    attached._attach(model, None, 0)
     first = attached.watch
-    attached.begin(model, None, 0)
+    attached._attach(model, None, 0)
 
     assert first is not None
     assert first.closed
-    assert attached.is_open
+    assert attached._is_open
     assert not said(caplog)
 
 
 def test_a_second_callback_does_nothing_and_says_so(
-    attached: Attached, model: nn.Module, caplog: pytest.LogCaptureFixture
+    attached: Callback, model: nn.Module, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What the first one watches stays watched by it."""
-    attached.begin(model, None, 0)
-    second = Attached(WORDS, serve=False, settings={})
-    second.begin(model, None, 0)
-    second.end(RuntimeError("planted"))
+    attached._attach(model, None, 0)
+    second = Callback(WORDS, None, {}, serve=False)
+    second._attach(model, None, 0)
+    second._detach(RuntimeError("planted"))
 
     assert second.watch is None
-    assert attached.is_open
+    assert attached._is_open
     assert len(said(caplog)) == 1
 
 
 def test_a_monitor_of_the_user_is_used_and_left_open(
-    attached: Attached, model: nn.Module, caplog: pytest.LogCaptureFixture
+    attached: Callback, model: nn.Module, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its numbers are logged; how it ends is not for the callback to say."""
     scaler = torch.amp.GradScaler("cpu")
     with ampwatch.monitor(None, scaler, serve=False, level="light") as watch:
-        attached.begin(model, scaler, 0)
+        attached._attach(model, scaler, 0)
         assert attached.watch is watch
-        attached.end()
+        attached._detach()
         assert not watch.closed
     assert len(said(caplog)) == 1
 
 
 def test_what_cannot_be_watched_is_one_sentence(
-    attached: Attached, caplog: pytest.LogCaptureFixture
+    attached: Callback, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also at the second training: nothing is raised, and nothing is said twice."""
     for _ in range(2):
-        attached.begin("a model", None, 0)
-    assert not attached.is_open
+        attached._attach("a model", None, 0)
+    assert not attached._is_open
     (sentence,) = said(caplog)
     assert "training goes on" in sentence
     assert "expected a torch.nn.Module" in sentence
 
 
 def test_what_a_training_raises_is_how_its_monitor_ends(
-    attached: Attached, model: nn.Module
+    attached: Callback, model: nn.Module
 ) -> None:
     """The exception is in the report, with the frames it came from."""
-    attached.begin(model, None, 0)
+    attached._attach(model, None, 0)
     try:
         int("planted")
     except ValueError as error:
-        attached.end(error)
+        attached._detach(error)
 
     assert attached.watch is not None
     assert "ValueError: invalid literal" in attached.watch.box().traceback
@@ -130,11 +130,11 @@ def test_stop_is_the_way_of_the_framework_where_it_has_one(
     """Other answers are handed over as they are, before a training or in it."""
     stopped: list[Finding] = []
     heard: list[Finding] = []
-    attached = Attached(WORDS, serve=False, settings={"level": "deep"})
-    attached.stops = stopped.append
-    attached.on_finding(ampwatch.actions.stop(), "critical", None)
-    attached.begin(model, None, 0)
-    attached.on_finding(heard.append, None, None)
+    attached = Callback(WORDS, None, {"level": "deep"}, serve=False)
+    attached._stops = stopped.append
+    attached.on_finding(ampwatch.actions.stop(), min_severity="critical")
+    attached._attach(model, None, 0)
+    attached.on_finding(heard.append)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     assert attached.watch is not None
     for step in range(12):
@@ -143,7 +143,7 @@ def test_stop_is_the_way_of_the_framework_where_it_has_one(
         if step >= 4 and model.weight.grad is not None:
             model.weight.grad.fill_(float("nan"))
         optimizer.step()
-    attached.end()
+    attached._detach()
 
     kinds = {finding.kind for finding in attached.watch.findings if finding.severity == "critical"}
     assert "param_nonfinite" in kinds
@@ -151,13 +151,13 @@ def test_stop_is_the_way_of_the_framework_where_it_has_one(
     assert kinds <= {finding.kind for finding in heard}
 
 
-def test_a_copy_is_not_watched(attached: Attached, model: nn.Module) -> None:
+def test_a_copy_is_not_watched(attached: Callback, model: nn.Module) -> None:
     """Frameworks copy callbacks, and send them to other processes."""
-    attached.begin(model, None, 0)
+    attached._attach(model, None, 0)
     other = copy.deepcopy(attached)
 
-    assert (other.watch, other.is_open) == (None, False)
-    assert attached.is_open
+    assert (other.watch, other._is_open) == (None, False)
+    assert attached._is_open
 
 
 def test_no_framework_is_imported_before_it_is_used() -> None:
@@ -176,7 +176,7 @@ def test_a_name_that_is_no_framework_is_an_error_that_lists_them() -> None:
 
 
 def test_a_log_that_raises_does_not_reach_the_training(
-    attached: Attached, caplog: pytest.LogCaptureFixture
+    attached: Callback, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A handler is code of the user."""
 
@@ -187,6 +187,6 @@ def test_a_log_that_raises_does_not_reach_the_training(
     broken = Broken()
     logging.getLogger("ampwatch").addHandler(broken)
     try:
-        attached.say("something")
+        attached._say("something")
     finally:
         logging.getLogger("ampwatch").removeHandler(broken)

@@ -20,6 +20,7 @@ from ampwatch.numerics.block_casts import (
 from ampwatch.numerics.blocks import BLOCK_SIZES, PART, BlockHistogram, stretch_of
 from ampwatch.numerics.exponents import ExponentHistogram
 from ampwatch.numerics.formats import FORMATS
+from ampwatch.training.kernels import eager
 from ampwatch.training.kernels.eager import EagerKernel
 from ampwatch.training.kernels.rows import BLOCK_ROW_WORDS, ROW_WORDS, decode, decode_blocks
 from tests.numerics.block_oracle import counted, quantised, sqnr_db
@@ -209,7 +210,10 @@ def _by_kernel(
     rows = torch.empty((1, ROW_WORDS), dtype=torch.int32)
     out = torch.empty((1, BLOCK_ROW_WORDS), dtype=torch.int32)
     kernel.measure([tensor], rows)
-    kernel.measure_blocks([tensor], rows, out, whole=whole)
+    with pytest.MonkeyPatch.context() as patch:
+        if whole:
+            patch.setattr(eager, "stretch_of", lambda _: PART)
+        kernel.measure_blocks([tensor], rows, out)
     histogram = decode(rows.numpy().tobytes(), "float32", tensor.numel())
     return decode_blocks(out.numpy().tobytes(), histogram), histogram
 

@@ -62,16 +62,14 @@ class PlayedKernel:
         if blocks is not None:
             self.measure_blocks(pieces, rows, blocks)
 
-    def measure_blocks(
-        self, pieces: Sequence[Tensor], rows: Tensor, out: Tensor, *, whole: bool = False
-    ) -> None:
+    def measure_blocks(self, pieces: Sequence[Tensor], rows: Tensor, out: Tensor) -> None:
         """Launch."""
         if not pieces:
             return
         with devices.on(rows.device):
             machine.compile("measure_blocks")
             used = [rows, out, *(p for p in pieces if p.numel())]
-            _launch("measure_blocks", used, _MeasureBlocks(pieces, rows, out, whole=whole))
+            _launch("measure_blocks", used, _MeasureBlocks(pieces, rows, out))
 
 
 def _launch(name: str, used: Sequence[Tensor], work: Any) -> None:
@@ -117,14 +115,13 @@ class _Measure:
 
 
 class _MeasureBlocks:
-    def __init__(self, pieces: Sequence[Tensor], rows: Tensor, out: Tensor, *, whole: bool) -> None:
+    def __init__(self, pieces: Sequence[Tensor], rows: Tensor, out: Tensor) -> None:
         self.pieces = [alias(p) for p in pieces]
         self.rows = alias(rows)
         self.out = alias(out)
-        self.whole = whole
 
     def __call__(self) -> None:
-        EagerKernel().measure_blocks(self.pieces, self.rows, self.out, whole=self.whole)
+        EagerKernel().measure_blocks(self.pieces, self.rows, self.out)
 
 
 def _add(row: Tensor, found: Tensor) -> None:

@@ -54,10 +54,12 @@ class Kernel(Protocol):
             One pass over the pieces; the host waits for no device.
         """
 
-    def measure_blocks(
-        self, pieces: Sequence[Tensor], rows: Tensor, out: Tensor, *, whole: bool = False
-    ) -> None:
+    def measure_blocks(self, pieces: Sequence[Tensor], rows: Tensor, out: Tensor) -> None:
         """Fill ``out[i]`` with the blocks of ``pieces[i]`` along its memory.
+
+        One part of ``blocks.PART`` elements is measured of each stretch, whose length
+        ``blocks.stretch_of`` says; which part ``blocks.part_of`` does, and it is the first where the
+        last stretch has not got that one.
 
         Blocks are those of 16 and of 32 elements that follow one another in memory: of a contiguous
         tensor whose last dimension is a multiple of 32, blocks of that dimension. What is not
@@ -69,9 +71,6 @@ class Kernel(Protocol):
             rows: As ``measure`` has filled them for the same pieces.
             out: int32, at least one row of ``rows.BLOCK_ROW_WORDS`` per piece, contiguous,
                 on the same device.
-            whole: Whether all blocks are measured. Else one part of ``blocks.PART`` elements is of each
-                stretch, whose length ``blocks.stretch_of`` says; which part ``blocks.part_of`` does,
-                and it is the first where the last stretch has not got that one.
 
         Cost:
             A pass over the parts; of a tensor of 262144 elements or more less than a fifth of

@@ -69,9 +69,7 @@ _LARGEST_BLOCK = max(BLOCK_SIZES)
 
 
 @torch.no_grad()
-def fill_block_rows(
-    pieces: Sequence[Tensor], rows: Tensor, out: Tensor, *, whole: bool = False
-) -> None:
+def fill_block_rows(pieces: Sequence[Tensor], rows: Tensor, out: Tensor) -> None:
     """Fill ``out[i]`` with the blocks of ``pieces[i]`` (``base.Kernel.measure_blocks``)."""
     out[: len(pieces)].zero_()
     # A closed gate has left words of zero: the smallest magnitude is nowhere else 0.
@@ -81,7 +79,7 @@ def fill_block_rows(
             continue
         flat = piece.as_strided((piece.numel(),), (1,))
         top = _top(flat)
-        for part in _parts(flat, PART if whole else stretch_of(piece.numel())):
+        for part in _parts(flat, stretch_of(piece.numel())):
             keys = part.float().view(torch.int32) & _KEY_MASK
             for begin, size in zip(range(0, BLOCK_ROW_WORDS, SIZE_WORDS), BLOCK_SIZES, strict=True):
                 row[begin : begin + SIZE_WORDS] += _counts(keys.view(-1, size), top)

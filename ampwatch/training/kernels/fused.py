@@ -55,7 +55,6 @@ class TritonKernel:
     def __init__(self) -> None:
         self._units = WorkUnits(fused_device.STEP.value, _UNITS_PER_PROCESSOR)
         self._stretches = StretchUnits(_UNITS_PER_PROCESSOR)
-        self._every = StretchUnits(_UNITS_PER_PROCESSOR, whole=True)
 
     norms = staticmethod(fill_norms)
 
@@ -86,16 +85,13 @@ class TritonKernel:
         if blocks is not None:
             self.measure_blocks(pieces, rows, blocks)
 
-    def measure_blocks(
-        self, pieces: Sequence[Tensor], rows: Tensor, out: Tensor, *, whole: bool = False
-    ) -> None:
+    def measure_blocks(self, pieces: Sequence[Tensor], rows: Tensor, out: Tensor) -> None:
         """Fill ``out[i]`` with the blocks of ``pieces[i]`` (``base.Kernel.measure_blocks``)."""
         if not pieces:
             return
-        units_of = self._every if whole else self._stretches
         out[: len(pieces)].zero_()
         with devices.on(rows.device):
-            for dtype, units in units_of.of(pieces, rows.device):
+            for dtype, units in self._stretches.of(pieces, rows.device):
                 if dtype in BLOCK_DTYPES:
                     constants = CONSTANTS[dtype]
                     fused_blocks.measure_blocks[len(units),](

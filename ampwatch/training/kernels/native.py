@@ -76,13 +76,11 @@ class NativeKernel:
         out = 0 if blocks is None else blocks.data_ptr()
         self._core.measure(len(pieces), *addresses, rows.data_ptr(), out)
 
-    def measure_blocks(
-        self, pieces: Sequence[Tensor], rows: Tensor, out: Tensor, *, whole: bool = False
-    ) -> None:
+    def measure_blocks(self, pieces: Sequence[Tensor], rows: Tensor, out: Tensor) -> None:
         """Fill ``out[i]`` with the blocks of ``pieces[i]`` (``base.Kernel.measure_blocks``)."""
         arrays = _arrays(pieces)
         addresses = [values.buffer_info()[0] for values in arrays]
-        self._core.measure_blocks(len(pieces), *addresses, whole, rows.data_ptr(), out.data_ptr())
+        self._core.measure_blocks(len(pieces), *addresses, rows.data_ptr(), out.data_ptr())
 
     def norms(self, pieces: Sequence[Tensor], out: Tensor) -> None:
         """Fill ``out[i]`` with the L2 norm of ``pieces[i]`` (``base.Kernel.norms``)."""

@@ -134,12 +134,10 @@ class StretchUnits(WorkUnits):
 
     Args:
         per_processor: Units for each multiprocessor, if there is one piece only.
-        whole: Whether a part is all of its stretch.
     """
 
-    def __init__(self, per_processor: int, *, whole: bool = False) -> None:
+    def __init__(self, per_processor: int) -> None:
         super().__init__(PART, per_processor)
-        self._whole = whole
 
     def _rows(
         self,
@@ -147,7 +145,7 @@ class StretchUnits(WorkUnits):
         itemsize: int,  # noqa: ARG002 - of the class above
         device: torch.device,
     ) -> list[tuple[int, ...]]:
-        stretches = [PART if self._whole else stretch_of(numel) for _, numel, _ in pieces]
+        stretches = [stretch_of(numel) for _, numel, _ in pieces]
         ends = [-(-piece[1] // stretch) for piece, stretch in zip(pieces, stretches, strict=True)]
         length = -(-sum(ends) // (self._per_processor * processors(device)))
         rows: list[tuple[int, ...]] = []

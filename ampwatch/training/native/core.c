@@ -80,7 +80,7 @@ static int as_integers(PyObject *const *args, Py_ssize_t given, Py_ssize_t wante
     }
 
 DEFINE_MEASURE(measure, 8, a[0], AT(a[1]), AT(a[2]), AT(a[3]), AT(a[4]), AT(a[5]), AT(a[6]), AT(a[7]))
-DEFINE_MEASURE(measure_blocks, 7, a[0], AT(a[1]), AT(a[2]), AT(a[3]), a[4] != 0, AT(a[5]), AT(a[6]))
+DEFINE_MEASURE(measure_blocks, 6, a[0], AT(a[1]), AT(a[2]), AT(a[3]), AT(a[4]), AT(a[5]))
 DEFINE_MEASURE(squares, 5, a[0], AT(a[1]), AT(a[2]), AT(a[3]), AT(a[4]))
 
 /* The GIL is held: to let go of it for a microsecond invites another thread to keep it for long. */

@@ -606,15 +606,14 @@ static int64_t stretch_of(int64_t numel)
 }
 
 /* Fill a row of blocks per tensor. rows: as they were filled by measure() for the same
- * tensors. whole: whether all blocks are measured. */
+ * tensors. */
 static void measure_all_blocks(int64_t count, const void *const *data, const int64_t *numel,
-                               const uint8_t *dtype, int whole, const void *rows, void *out)
+                               const uint8_t *dtype, const void *rows, void *out)
 {
     const uint32_t(*row)[ROW_WORDS] = rows;
     uint32_t(*filled)[BLOCK_ROW_WORDS] = out;
     for (int64_t i = 0; i < count; i++)
-        measure_blocks(dtype[i], data[i], numel[i], whole ? PART : stretch_of(numel[i]), row[i],
-                       filled[i]);
+        measure_blocks(dtype[i], data[i], numel[i], stretch_of(numel[i]), row[i], filled[i]);
 }
 
 /* Whether all elements of a dtype are finite; decided by the largest key of each block. */

@@ -12,7 +12,7 @@ typedef struct {
                     const uint8_t *dtype, const int64_t *stride, const void *words, void *rows,
                     void *blocks);
     void (*measure_blocks)(int64_t count, const void *const *data, const int64_t *numel,
-                           const uint8_t *dtype, int whole, const void *rows, void *out);
+                           const uint8_t *dtype, const void *rows, void *out);
     void (*squares)(int64_t count, const void *const *data, const int64_t *numel,
                     const uint8_t *dtype, double *sums);
     int (*is_finite[NUM_FLOATS])(const void *data, int64_t numel);

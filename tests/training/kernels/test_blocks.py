@@ -46,9 +46,9 @@ def _spread(numel: int, dtype: str, scale: float = 1.0) -> Tensor:
     return (values * scale).to(getattr(torch, dtype))
 
 
-def _expected(tensor: Tensor, *, whole: bool) -> tuple[BlockHistogram, ...]:
+def _expected(tensor: Tensor) -> tuple[BlockHistogram, ...]:
     flat = tensor.double().reshape(-1).tolist()
-    stretch = PART if whole else stretch_of(len(flat))
+    stretch = stretch_of(len(flat))
     parts: list[list[float]] = []
     for number, begin in enumerate(range(0, len(flat), stretch)):
         first = begin + PART * part_of(number, stretch // PART)
@@ -64,14 +64,12 @@ def _expected(tensor: Tensor, *, whole: bool) -> tuple[BlockHistogram, ...]:
     return tuple(found) if any(h.blocks for h in found) else ()
 
 
-def _measured(
-    kernel: Kernel, pieces: Sequence[Tensor], *, whole: bool = False
-) -> list[tuple[BlockHistogram, ...]]:
+def _measured(kernel: Kernel, pieces: Sequence[Tensor]) -> list[tuple[BlockHistogram, ...]]:
     """Measure into rows full of garbage; the row beyond is left alone."""
     rows = torch.full((len(pieces) + 1, ROW_WORDS), 77, dtype=torch.int32)
     out = torch.full((len(pieces) + 1, BLOCK_ROW_WORDS), 77, dtype=torch.int32)
     kernel.measure(pieces, rows)
-    kernel.measure_blocks(pieces, rows, out, whole=whole)
+    kernel.measure_blocks(pieces, rows, out)
     assert out[-1].eq(77).all()
     held = [out[i].numpy().tobytes()[:BLOCK_ROW_BYTES] for i in range(len(pieces))]
     return [decode_blocks(row, histogram(p)) for row, p in zip(held, pieces, strict=True)]
@@ -79,15 +77,11 @@ def _measured(
 
 @pytest.mark.rotating
 @dtypes
-@pytest.mark.parametrize("whole", [True, False])
-def test_blocks_of_every_length_are_counted_as_in_plain_python(
-    kernel: Kernel, dtype: str, *, whole: bool
-) -> None:
-    """The whole tensor, and the part of each stretch."""
+def test_blocks_of_every_length_are_counted_as_in_plain_python(kernel: Kernel, dtype: str) -> None:
+    """All of a small tensor, and the part of each stretch of a large one."""
     pieces = [_spread(n, dtype) for n in LENGTHS]
 
-    expected = [_expected(p, whole=whole) for p in pieces]
-    assert _measured(kernel, pieces, whole=whole) == expected
+    assert _measured(kernel, pieces) == [_expected(p) for p in pieces]
 
 
 @dtypes
@@ -101,7 +95,7 @@ def test_what_is_tiny_or_not_finite_is_counted_as_in_plain_python(
     alone = torch.full((64,), math.nan).to(odd.dtype)
     pieces = [tiny, odd, alone, torch.zeros(200).to(odd.dtype)]
 
-    assert _measured(kernel, pieces) == [_expected(p, whole=False) for p in pieces]
+    assert _measured(kernel, pieces) == [_expected(p) for p in pieces]
 
 
 def test_what_is_no_format_of_training_and_what_was_not_measured_has_no_blocks(
@@ -120,7 +114,7 @@ def test_what_is_no_format_of_training_and_what_was_not_measured_has_no_blocks(
 def test_a_transposed_piece_is_measured_along_its_memory(kernel: Kernel) -> None:
     """Blocks are of what lies next to one another, whatever the shape says."""
     x = _spread(64 * 96, "float32").view(64, 96)
-    assert _measured(kernel, [x.t()], whole=True) == [_expected(x, whole=True)]
+    assert _measured(kernel, [x.t()]) == [_expected(x)]
 
 
 def test_parts_reach_every_column_of_a_matrix() -> None:
@@ -189,7 +183,7 @@ def test_the_kernel_for_gpus_counts_some_blocks_as_in_plain_python() -> None:
     x = _spread(99, "bfloat16")
     x[40], x[80] = math.nan, math.inf
     pieces = [x[1:], x[:5]]
-    assert _measured(_for_gpus(), pieces) == [_expected(p, whole=False) for p in pieces]
+    assert _measured(_for_gpus(), pieces) == [_expected(p) for p in pieces]
 
 
 @interpreted
@@ -201,6 +195,6 @@ def test_the_kernel_for_gpus_counts_as_in_plain_python(dtype: str) -> None:
     odd = _spread(300, dtype, 2.0**-130)
     odd[40], odd[100] = math.nan, math.inf
     pieces = [x, x[3:], odd, x[:33], x[:5]]
-    assert _measured(_for_gpus(), pieces) == [_expected(p, whole=False) for p in pieces]
+    assert _measured(_for_gpus(), pieces) == [_expected(p) for p in pieces]
     large = _spread(MIN_MEASURED * 2 + 40, dtype)
-    assert _measured(_for_gpus(), [large]) == [_expected(large, whole=False)]
+    assert _measured(_for_gpus(), [large]) == [_expected(large)]

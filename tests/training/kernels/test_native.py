@@ -117,7 +117,7 @@ def test_other_threads_run_while_it_measures(native_kernel: native.NativeKernel)
                 ("squares", lambda: native_kernel.norms([tensor], norms)),
                 (
                     "measure_blocks",
-                    lambda: native_kernel.measure_blocks([tensor], rows, blocks, whole=True),
+                    lambda: native_kernel.measure_blocks([tensor], rows, blocks),
                 ),
             ):
                 before = counted[0]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.cli.asking import add_choice, ask, choose, empty_file, running
 from ampwatch.errors import AskError
+from ampwatch.numerics.written import counted
 
 if TYPE_CHECKING:
     from ampwatch.wire.ring.requests import Answer
@@ -100,7 +101,7 @@ def summary(answer: Answer) -> str:
     on_cpu = all(total.unit == "cpu" for total in answer.totals)
     what = "ops on the CPU" if on_cpu else "kernels"
     lines = [
-        f"{_number(answer.iterations, 'iteration')} from {answer.step}: {_ms(answer.wall_ns)}, profiled"
+        f"{counted(answer.iterations, 'iteration')} from {answer.step}: {_ms(answer.wall_ns)}, profiled"
     ]
     if not answer.totals:
         return "\n".join([*lines, f"no {what} were recorded: the trace has lost data"])
@@ -113,10 +114,6 @@ def summary(answer: Answer) -> str:
         for unit, dtype, ns in answer.totals
     ]
     return "\n".join(lines)
-
-
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}{'s' if count != 1 else ''}"
 
 
 def _ms(nanoseconds: int) -> str:

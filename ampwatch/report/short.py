@@ -6,6 +6,7 @@ import textwrap
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from ampwatch.numerics.written import counted
 from ampwatch.report.headline import headline
 from ampwatch.report.judged_boxes import judge_boxes
 from ampwatch.report.report import WIDTH, shown_box
@@ -98,4 +99,4 @@ def _counted(found: Iterable[Incident]) -> str:
     named = [kind if n == 1 else f"{n} {kind}" for kind, n in kinds.most_common(MAX_KINDS)]
     rest = len(kinds) - len(named)
     named += [f"{rest} kinds more"] if rest else []
-    return f"{total} finding{'s' if total != 1 else ''}: {', '.join(named)}"
+    return f"{counted(total, 'finding')}: {', '.join(named)}"

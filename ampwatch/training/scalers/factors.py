@@ -48,6 +48,14 @@ def constant_of(node: Any) -> torch.Tensor | None:
     return constant if is_plain_scalar(constant) else None
 
 
+def known_constant(node: Any) -> torch.Tensor | None:
+    """Return ``constant_of`` a node, ``None`` as well where the graph does not tell any more."""
+    try:
+        return constant_of(node)
+    except (RuntimeError, AttributeError):
+        return None  # freed, or changed in place meanwhile: backward itself will raise
+
+
 def is_power_of_two(value: float) -> bool:
     """Whether a number is a whole power of two."""
     return value >= 1.0 and math.frexp(value)[0] == 0.5
@@ -91,7 +99,7 @@ def factor_at_root(
             children = [child for child, _ in node.next_functions if child is not None]
             if name not in _THROUGH or len(children) != 1:
                 break
-            factor = _on_host(_constant(node)) if name == "Mul" else None
+            factor = _on_host(known_constant(node)) if name == "Mul" else None
             if factor is not None and (is_likely_scale(factor) or _may_follow(factor, scale)):
                 return factor
             node = children[0]
@@ -114,7 +122,7 @@ def may_be_scaled(tensors: Sequence[Any], gradients: Sequence[Any]) -> bool:
         below: list[Any] = []
         for node in filter(None, nodes):
             name = node.name().partition("Backward")[0]
-            if name == "Mul" and _may_scale(_constant(node)):
+            if name == "Mul" and _may_scale(known_constant(node)):
                 return True
             if name in _THROUGH or name in _SUMS:
                 below += [child for child, _ in node.next_functions]
@@ -127,13 +135,6 @@ def _may_scale(constant: object) -> bool:
         return False
     value = _on_host(constant)
     return value is None or not abs(value) < LIKELY_SCALE
-
-
-def _constant(node: Any) -> torch.Tensor | None:
-    try:
-        return constant_of(node)
-    except (RuntimeError, AttributeError):
-        return None  # backward itself will raise
 
 
 def _on_host(value: object) -> float | None:

@@ -19,7 +19,7 @@ from ampwatch.training.model.graph import nodes_of
 from ampwatch.training.model.names import parameters_of
 from ampwatch.training.model.scaler import scale_on_host
 from ampwatch.training.private import saved_alpha, saved_exponent, scale_tensor, version_of
-from ampwatch.training.scalers.factors import constant_of
+from ampwatch.training.scalers.factors import known_constant
 from ampwatch.training.sensors.calls.scaled_roots import LINEAR, leaves_of
 from ampwatch.training.transfer.readback import host_scalar
 
@@ -149,7 +149,7 @@ class PenaltySensor(Sensor):
         """Whether a node is the product with the scale."""
         if node is None or _kind_of(node) != "Mul":
             return False
-        constant, scale = _constant(node), scale_tensor(self._scaler)
+        constant, scale = known_constant(node), scale_tensor(self._scaler)
         if constant is None or scale is None:
             return False
         return constant.data_ptr() == scale.data_ptr()
@@ -210,17 +210,10 @@ def _weight_of(node: Any) -> float:
 
 def _number(node: Any) -> float | None:
     """Return the magnitude of a number as programs are written with, of up to three digits."""
-    constant = _constant(node)
+    constant = known_constant(node)
     if constant is None or constant.dim() or constant.device.type != HOST:
         return None
     if constant.dtype not in (torch.float64, torch.int64):  # as a Python number is
         return None
     number = abs(host_scalar(constant.double()))
     return number if number and float(f"{number:.3g}") == number else None
-
-
-def _constant(node: Any) -> torch.Tensor | None:
-    try:
-        return constant_of(node)
-    except (RuntimeError, AttributeError):
-        return None  # freed, or changed in place meanwhile: backward itself will raise

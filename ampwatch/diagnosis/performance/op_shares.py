@@ -82,7 +82,7 @@ def place(amounts: Mapping[str, int], totals: Mapping[str, int]) -> str:
     while _within(amounts, name) < NEARLY_ALL * _within(totals, name):
         parts: Counter[str] = Counter()
         for module, amount in amounts.items():
-            if _is_within(module, name):
+            if is_within(module, name):
                 parts[_child(module, name)] += amount
         child = heaviest(parts)
         if child == name:
@@ -102,10 +102,11 @@ def _common(modules: list[str]) -> str:
 
 
 def _within(amounts: Mapping[str, int], name: str) -> float:
-    return sum(amount for module, amount in amounts.items() if _is_within(module, name))
+    return sum(amount for module, amount in amounts.items() if is_within(module, name))
 
 
-def _is_within(module: str, name: str) -> bool:
+def is_within(module: str, name: str) -> bool:
+    """Return whether a module is that of a name, or in it; the empty name is the root's."""
     return not name or module == name or module.startswith(f"{name}.")
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from ampwatch.diagnosis.performance.op_shares import is_within
 from ampwatch.guard import is_of_a_signal
 from ampwatch.lab.budget import ErrorRow
 from ampwatch.lab.training.exact_ops import (
@@ -364,7 +365,7 @@ class ErrorLog:
             inside = [
                 t
                 for key, t in self._tallies.items()
-                if key.phase == Phase.FORWARD.label and _is_in(key.module, name)
+                if key.phase == Phase.FORWARD.label and is_within(key.module, name)
             ]
             tally.contribution = sum(t.contribution for t in inside)
             tally.squares = sum(t.squares for t in inside)
@@ -375,10 +376,6 @@ class ErrorLog:
     def forget(self) -> None:
         """Let go of everything but the numbers. Idempotent."""
         self._values.forget()
-
-
-def _is_in(module: str, name: str) -> bool:
-    return not name or module == name or module.startswith(f"{name}.")
 
 
 def _difference(first: Tensor, second: Tensor) -> Tensor:

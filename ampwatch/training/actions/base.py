@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ampwatch.diagnosis.kinds.registry import KINDS
-from ampwatch.diagnosis.news import SEVERITIES, Reason
+from ampwatch.diagnosis.news import SEVERITIES, News, Reason
 from ampwatch.errors import SettingsError, StateError, did_you_mean
 from ampwatch.guard import Guard
 from ampwatch.training.arguments import check_callable
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
-    from ampwatch.diagnosis.news import News
     from ampwatch.errors import StopTraining
     from ampwatch.wire.records import RunIdentity
 
@@ -68,12 +67,12 @@ class Action:
         """Begin with a run, to whose ``on_finding`` it was handed. Raises nothing."""
 
     def __call__(self, finding: Finding) -> None:
-        """Take note of a finding, perhaps in the middle of a step, and return at once."""
-        raise NotImplementedError
+        """Take a finding that is new."""
+        self.notify(News(finding, Reason.MADE, finding.severity, finding))
 
     def notify(self, news: News) -> None:
-        """Take news of a finding; what a plain function gets, where that is all it needs."""
-        self(news.finding)
+        """Take note of news of a finding, perhaps in the middle of a step, and return at once."""
+        raise NotImplementedError
 
     def settle(self, step: int) -> StopTraining | None:  # noqa: ARG002 - for those that override it
         """Do what has to be done on the training thread; iteration ``step`` has closed.

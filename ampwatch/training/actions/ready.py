@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ampwatch.diagnosis.news import News, Reason
 from ampwatch.errors import SettingsError, StopTraining
 from ampwatch.guard import Log, is_of_a_signal
 from ampwatch.report.one_line import level_of, one_line
@@ -26,6 +25,7 @@ from ampwatch.wire.records import Severity
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from ampwatch.diagnosis.news import News
     from ampwatch.training.actions.base import Callback
     from ampwatch.wire.records import Finding, RunIdentity
 
@@ -159,9 +159,6 @@ class _Log(Action):
         self._run = identity.run
         self._ranks = [identity.rank] if identity.world_size > 1 else []
 
-    def __call__(self, finding: Finding) -> None:
-        self.notify(News(finding, Reason.MADE, finding.severity, finding))
-
     def notify(self, news: News) -> None:
         line = one_line(news, self._run, self._ranks)
         extra = {"finding": news.finding}
@@ -187,8 +184,8 @@ class _Checkpoint(Action):
         self._pending = None
         self._not_before = 0
 
-    def __call__(self, finding: Finding) -> None:
-        pending = self._pending
+    def notify(self, news: News) -> None:
+        pending, finding = self._pending, news.finding
         is_critical = finding.severity is Severity.CRITICAL
         if pending is None or (pending.severity is Severity.WARNING and is_critical):
             self._pending = finding
@@ -233,9 +230,9 @@ class _Stop(Action):
     def open(self, identity: RunIdentity) -> None:  # noqa: ARG002 - any run will do
         self._pending = None
 
-    def __call__(self, finding: Finding) -> None:
+    def notify(self, news: News) -> None:
         if self._pending is None:
-            self._pending = finding
+            self._pending = news.finding
 
     def settle(self, step: int) -> StopTraining | None:
         finding, self._pending = self._pending, None

@@ -13,7 +13,6 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from ampwatch.diagnosis.news import News, Reason
 from ampwatch.errors import SettingsError
 from ampwatch.guard import Log
 from ampwatch.report.accounts import cut, place
@@ -25,7 +24,8 @@ from ampwatch.wire.records import Severity
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ampwatch.wire.records import Finding, RunIdentity
+    from ampwatch.diagnosis.news import News
+    from ampwatch.wire.records import RunIdentity
 
 logger = Log()
 
@@ -109,10 +109,6 @@ class Webhook(Action):
     def dropped(self) -> int:
         """Findings that did not fit into the queue."""
         return self._courier.dropped
-
-    def __call__(self, finding: Finding) -> None:
-        """Put the finding in the queue. Never waits."""
-        self.notify(News(finding, Reason.MADE, finding.severity, finding))
 
     def notify(self, news: News) -> None:
         """Put the finding in the queue, with what it has become worse than. Never waits."""

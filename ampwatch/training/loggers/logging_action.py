@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec import Struct
 
-from ampwatch.diagnosis.news import News, Reason
 from ampwatch.guard import Log
 from ampwatch.numerics.exponents import nearest_exponent
 from ampwatch.report.one_line import one_line, printable
@@ -30,9 +29,10 @@ from ampwatch.wire.records import ALL_MODULES, Severity
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ampwatch.diagnosis.news import News
     from ampwatch.guard import Guard
     from ampwatch.training.loggers.sinks import Sink
-    from ampwatch.wire.records import Finding, RangeRecord, RunIdentity
+    from ampwatch.wire.records import RangeRecord, RunIdentity
 
 logger = Log()
 
@@ -137,10 +137,6 @@ class LoggingAction(Action):
         """Note whose numbers they are, and start the thread: at exit none can be started."""
         self._run = identity.run
         self._courier.start()
-
-    def __call__(self, finding: Finding) -> None:
-        """Hand over a finding that is new."""
-        self.notify(News(finding, Reason.MADE, finding.severity, finding))
 
     def notify(self, news: News) -> None:
         """Hand over what the log has a line about. Never waits."""

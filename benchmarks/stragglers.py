@@ -24,6 +24,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 RANKS = 4
 CAUSES = {
     "data": r"it waits for data",
@@ -147,7 +149,7 @@ def findings() -> list[str]:
     from ampwatch.settings import Settings  # noqa: PLC0415
 
     state = daemon_state.read(Settings.resolve())
-    texts = re.findall(r'"Rank \d+ makes the .*?"', json.dumps(state))
+    texts = re.findall(r'"Rank \d+ makes the .*?"', msgspec.json.encode(state).decode())
     return sorted(set(texts))
 
 

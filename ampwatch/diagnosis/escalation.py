@@ -74,7 +74,13 @@ STATE = frozenset({Topic.ACTIVATION, Topic.WEIGHT})
 
 
 class Escalation(Detector):
-    """Decides, iteration by iteration, whether the next one is traced."""
+    """Decides, iteration by iteration, whether the next one is traced.
+
+    Attributes:
+        failed: The newest iteration that has failed, its loss scale, and whether nothing explains that. Any
+            skipped step counts: most of those that a scaler takes to calibrate fail in backward, and a
+            replay finds nothing; but an op that overflows from the first step on looks no other.
+    """
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
@@ -86,22 +92,13 @@ class Escalation(Detector):
         self._event_at = -ALERT_STEPS
         self._watched_until = -1
         self._watches = 0
-        self._failed = NONE_FAILED
+        self.failed = NONE_FAILED
         self._failing_since = self._failing_at = -1
         self._probed_at = -1
         self._rest = REST
         self._seen: set[tuple[int, bool, bool]] = set()
         self._skipped_at = -RECURRING_STEPS
         self._largest_applied = 0.0
-
-    @property
-    def failed(self) -> tuple[int, float, bool]:
-        """The newest iteration that has failed, its loss scale, and whether nothing explains that.
-
-        Any skipped step counts: most of those that a scaler takes to calibrate fail in backward, and
-        a replay finds nothing; but an op that overflows from the first step on looks no other.
-        """
-        return self._failed
 
     @property
     def wants_trace(self) -> bool:
@@ -161,7 +158,7 @@ class Escalation(Detector):
         self._step = iteration.step
         if verdict.skipped or verdict.nonfinite_loss:
             searches = verdict.skip_class in (SkipClass.CALIBRATING, SkipClass.PROBE)
-            self._failed = iteration.step, iteration.scale_before, not searches
+            self.failed = iteration.step, iteration.scale_before, not searches
         if verdict.skipped and self._skips.calibrated:
             self._event_at = iteration.step
         is_skipping = self._is_skipping(iteration, verdict)

@@ -83,6 +83,8 @@ class Precision:
         census: The newest op census, whose totals are since the run began; ``None`` before.
         window: The newest profiler window, likewise.
         peaks: What the device could do, by dtype, or why that is not known.
+        ideal_tensor_seconds: Time that the FLOPs of an iteration in the dtypes of tensor cores take at
+            the peak; ``None`` if that is not known. Unit: s.
     """
 
     def __init__(self) -> None:
@@ -91,7 +93,7 @@ class Precision:
         self.peaks = Peaks(reason=NO_DEVICE)
         self._knows_device = False
         self._arithmetic: tuple[float, Arithmetic] | None = None
-        self._ideal_tensor_seconds: float | None = None
+        self.ideal_tensor_seconds: float | None = None
 
     def put(self, record: CensusRecord | WindowRecord) -> None:
         """Take in a record; the newest holds."""
@@ -110,20 +112,12 @@ class Precision:
     def _update_ideal(self) -> None:
         """Take in a new census or new peaks: what is made of them is asked for many times."""
         self._arithmetic = None
-        self._ideal_tensor_seconds = None
+        self.ideal_tensor_seconds = None
         if self.census is not None and self.census.iterations and self.peaks.flops:
             flops = flops_per_iteration(self.census)
             of_tensor_cores = {d: n for d, n in flops.items() if d in TENSOR_DTYPES}
             ideal = ideal_seconds(by_peak(of_tensor_cores), self.peaks.flops)
-            self._ideal_tensor_seconds = ideal.seconds
-
-    @property
-    def ideal_tensor_seconds(self) -> float | None:
-        """Time that the FLOPs of an iteration in the dtypes of tensor cores take at the peak.
-
-        ``None`` if that is not known. Unit: s.
-        """
-        return self._ideal_tensor_seconds
+            self.ideal_tensor_seconds = ideal.seconds
 
     @property
     def kernels_absence(self) -> Absence:

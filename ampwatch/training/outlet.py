@@ -49,6 +49,7 @@ class Outlet:
     Of several ranks with a ring one writes in the log what all of them have found.
 
     Attributes:
+        identity: Who is watched: the run, the rank, the process and its host.
         others: The other ranks of this machine; without a ring nothing is known of them.
         holders: What holds memory of host, by part.
         marks: Called with each finding before anybody else gets it; may add to it.
@@ -56,7 +57,7 @@ class Outlet:
 
     def __init__(self, settings: Settings, identity: RunIdentity) -> None:
         self._settings = settings
-        self._identity = identity
+        self.identity = identity
         self._ring: RingWriter | None = None
         self._had_daemon = False
         self.others = OtherRanks(
@@ -95,7 +96,7 @@ class Outlet:
 
         Cost: a few ms; half a second where the daemon has to be started.
         """
-        settings, identity = self._settings, self._identity
+        settings, identity = self._settings, self.identity
         directories = ring_directories(settings.ring_dir, settings.runtime_dir)
         try:
             self._ring = RingWriter.create(directories, identity, slots=settings.ring_slots)
@@ -120,7 +121,7 @@ class Outlet:
 
     def _announce(self, run: str, token: str) -> None:
         """Say where the page of the run is, with the token only where nobody else reads it."""
-        url, name, started_ns = self.url, self._identity.run, self._identity.started_ns
+        url, name, started_ns = self.url, self.identity.run, self.identity.started_ns
         words = f"watching run {printable(name)}: "
         page = address(url, name, started_ns=started_ns)
         if not token:
@@ -152,7 +153,7 @@ class Outlet:
                 end of a run that has findings or has failed.
             describe: Adds to a report what is not in the records.
         """
-        self._recorder = Recorder(self._identity)
+        self._recorder = Recorder(self.identity)
         self._remember = self._recorder.apply
         if is_durable:
             self._box = BoxWriter(self._recorder, self._settings, describe)
@@ -197,11 +198,6 @@ class Outlet:
         return sentences
 
     @property
-    def identity(self) -> RunIdentity:
-        """Return who is watched: the run, the rank, the process and its host."""
-        return self._identity
-
-    @property
     def ring_path(self) -> Path | None:
         """The ring file, ``None`` without one."""
         return None if self._ring is None else self._ring.path
@@ -233,7 +229,7 @@ class Outlet:
             StateError: If its action is another open monitor's.
         """
         if subscription.action is not None:
-            subscription.action.take(self._identity)
+            subscription.action.take(self.identity)
         self._subscriptions.append(subscription)
 
     def settle(self, step: int) -> None:

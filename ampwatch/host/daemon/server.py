@@ -102,6 +102,7 @@ class Server:
         server_port: The port that it listens on.
         is_loopback: Only this machine can connect.
         is_tls: Connections are TLS.
+        allowed_hosts: The names that clients may come by, where names are checked.
     """
 
     def __init__(
@@ -125,9 +126,9 @@ class Server:
         address = self._socket.getsockname()
         self.server_port: int = address[1]
         self.is_loopback = ipaddress.ip_address(str(address[0])).is_loopback
-        self._names = LOOPBACK_NAMES | {host.lower()} | more_hosts
+        self.allowed_hosts = LOOPBACK_NAMES | {host.lower()} | more_hosts
         if not self.is_loopback:
-            self._names |= _names_of_machine()
+            self.allowed_hosts |= _names_of_machine()
         self._lanes = {name: Lane(name, waiting) for name, waiting in LANES.items()}
         self._turns = asyncio.PriorityQueue[tuple[float, int, asyncio.Future[None]]]()
         self._numbers = count()
@@ -147,11 +148,6 @@ class Server:
         web = self.protection.web
         return bool(web.users) or (web.tls is not None and web.tls.verify_mode is ssl.CERT_REQUIRED)
 
-    @property
-    def allowed_hosts(self) -> frozenset[str]:
-        """The names that clients may come by, where names are checked."""
-        return self._names
-
     def is_known_as(self, host: str) -> bool:
         """Return whether a client may come by the name or address ``host``.
 
@@ -159,7 +155,7 @@ class Server:
         then read what the daemon answers. Beyond loopback that needs no check where the browser
         makes one, of the certificate, or has to send a password or the token.
         """
-        if host in self._names:
+        if host in self.allowed_hosts:
             return True
         if self.is_loopback:
             return False

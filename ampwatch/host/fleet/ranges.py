@@ -62,6 +62,8 @@ class Ranges:
         modules: The newest ranges of each module.
         map: The trouble of each module over the history of the run.
         gradients: The history of the gradients of all modules, without the loss scale.
+        unscaled: The newest gradients of all modules, without the loss scale; ``None`` before.
+        measured: The record that ``unscaled`` was made of.
         blocked: The newest gradients whose blocks were measured, by module.
         magnitude: Their finite magnitudes above zero, without the loss scale, since
             ``counted_from_ns``; there is no sum.
@@ -82,8 +84,8 @@ class Ranges:
         self.blocked: dict[str, RangeRecord] = {}
         self._all: dict[Topic, RangeRecord] = {}
         self._sampled_ns: dict[Topic, int] = {}
-        self._measured: RangeRecord | None = None
-        self._unscaled: ExponentHistogram | None = None
+        self.measured: RangeRecord | None = None
+        self.unscaled: ExponentHistogram | None = None
         self._recommended: Recommendation | None = None
         self._cast: tuple[RangeRecord, dict[str, BlockOutcome]] | None = None
         self._amax_max = Peak(max)
@@ -151,28 +153,18 @@ class Ranges:
         return lost_share(record, limit_of(record, self.autocast))
 
     @property
-    def measured(self) -> RangeRecord | None:
-        """The record that ``unscaled`` was made of."""
-        return self._measured
-
-    @property
-    def unscaled(self) -> ExponentHistogram | None:
-        """The newest gradients of all modules, without the loss scale."""
-        return self._unscaled
-
-    @property
     def whole(self) -> ExponentHistogram | None:
         """The newest gradients of all modules, without the loss scale, as if nothing was flushed.
 
         Equal to ``unscaled`` where it is not known what was.
         """
-        measured = self._measured
-        return self._unscaled if measured is None or measured.before is None else measured.before
+        measured = self.measured
+        return self.unscaled if measured is None or measured.before is None else measured.before
 
     @property
     def recommendation(self) -> Recommendation | None:
         """The needs of the newest gradients; ``None`` before the first non-zero ones."""
-        measured, plain = self._measured, self.whole
+        measured, plain = self.measured, self.whole
         if measured is None or plain is None or not (plain.amax or plain.infs):
             return None
         if self._recommended is None:
@@ -237,7 +229,7 @@ class Ranges:
         histogram = unscaled(record)
         if histogram is None:
             return
-        self._measured, self._unscaled, self._recommended = record, histogram, None
+        self.measured, self.unscaled, self._recommended = record, histogram, None
         self.gradients.put(record, histogram)
         if record.time_ns >= self._counted_from_ns:
             for exponent, count in histogram.by_exponent().items():

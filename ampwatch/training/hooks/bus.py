@@ -364,10 +364,7 @@ class Bus:
         # What was placed for them stays: on Python 3.13 and newer a class whose methods were replaced a
         # thousand times has its attributes, and those of all its subclasses, looked up slowly for good.
         resting = [
-            sensor
-            for sensor, guard in self._sensors
-            if sensor.rests
-            and (type(sensor).may_rest is Sensor.may_rest or guard.run(sensor.may_rest))
+            sensor for sensor, guard in self._sensors if sensor.rests and guard.run(sensor.may_rest)
         ]
         for event in EACH_STEP:
             channel = self.channel(event)

@@ -53,8 +53,11 @@ class Sensor:
         """Begin; the hooks are placed. At set-up, so what it raises reaches the user."""
 
     def may_rest(self) -> bool:
-        """Whether it may rest now: nothing that it has seen has to be followed further."""
-        return True
+        """Whether it may rest now: nothing that it has seen has to be followed further.
+
+        Of what something wakes: while it is dormant.
+        """
+        return self.is_dormant or not self.waking
 
     def woken(self) -> None:
         """Begin anew: some iterations have gone by unseen."""

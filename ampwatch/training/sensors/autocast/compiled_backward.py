@@ -73,10 +73,6 @@ class CompiledBackwardSensor(Sensor):
         self._regions: list[_ProtectedRegion] = []
         self._backwards = 0
 
-    def may_rest(self) -> bool:
-        """Whether no graph has a part without autocast."""
-        return self.is_dormant
-
     def removed(self) -> None:
         """Forget the graphs."""
         self._regions.clear()

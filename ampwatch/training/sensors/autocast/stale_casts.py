@@ -49,10 +49,6 @@ class StaleCastSensor(Sensor):
         self._stepped: dict[int, dict[int, int]] = {}
         self._graphs = 0
 
-    def may_rest(self) -> bool:
-        """Whether no optimizer has stepped inside of a region that is still open."""
-        return self.is_dormant
-
     def removed(self) -> None:
         """Forget the steps."""
         self._stepped.clear()

@@ -161,10 +161,6 @@ class ClippingSensor(Sensor):
         if calls:
             self._bus.wake(AWAKE)
 
-    def may_rest(self) -> bool:
-        """Whether no call has to be judged."""
-        return self.is_dormant
-
     # Clipping.
 
     def clipping_by_norm(self, event: on.ClippingByNorm) -> None:

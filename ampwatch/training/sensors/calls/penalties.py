@@ -78,10 +78,6 @@ class PenaltySensor(Sensor):
         self._source = ""
         self._leaves: set[int] = set()
 
-    def may_rest(self) -> bool:
-        """Whether no gradients are in use."""
-        return self.is_dormant
-
     def woken(self) -> None:
         """Begin anew."""
         self._forget()

@@ -146,12 +146,6 @@ class Deferred:
             self._give_back(reading.slot)
             reading.then(values)
 
-    def clear(self) -> None:
-        """Forget the readings on their way; copies may still write to the memory given up."""
-        # PyTorch keeps a pinned block from being reused until the copies on its streams have run.
-        self.flying.clear()
-        self._free = None
-
     def _slot(self, device: torch.device) -> _LandingSlot | None:
         # Neither copies to the host nor events may be part of a CUDA graph.
         if not self._link.may_ask((device,)):

@@ -37,10 +37,6 @@ class LossSum:
         self.on_device = None
         self.dtype = ""
 
-    def known(self) -> float | None:
-        """Return the sum of the losses so far; ``None`` if there was none, or if it is on a device."""
-        return self.on_host if self.num_losses and self.on_device is None else None
-
     def add(self, outputs: object, divisor: float = 1.0) -> None:
         """Take a loss, or a list of them, as handed to ``scaler.scale``.
 

@@ -86,19 +86,6 @@ def test_nothing_is_copied_or_asked_while_a_graph_is_captured() -> None:
     assert (device.recorded, deferred.dropped) == (1, 1)
 
 
-def test_what_was_forgotten_is_not_handed_over() -> None:
-    """A monitor that is closed asks for nothing any more."""
-    device = FakeDevice()
-    seen: list[list[float]] = []
-    deferred = Deferred(device)
-    deferred.read(torch.tensor(1.0), seen.append)
-    deferred.clear()
-    device.done = 1
-    deferred.poll()
-
-    assert (seen, len(deferred.flying)) == ([], 0)
-
-
 def test_too_many_values_are_refused() -> None:
     """The error names both numbers."""
     with pytest.raises(ValueError, match="at most 4 values, got 5"):

@@ -42,7 +42,8 @@ def render_short(boxes: Sequence[Box], now_s: float, width: int = WIDTH) -> str:
     verdict = judge_boxes(boxes)
     summary = headline(verdict, now_s)
     lines = labelled(boxes[0].identity.run, summary.lines, width)
-    more_lines = (_step(shown_box(boxes, verdict)), _symptoms(verdict), _others(verdict))
+    symptoms = "" if verdict.subject is None else _counted(verdict.subject.symptoms)
+    more_lines = (_step(shown_box(boxes, verdict)), symptoms, _others(verdict))
     for label, text in zip(MORE, more_lines, strict=True):
         lines += part(label, text, width)
     return plain("\n".join(map("".join, lines))) + "\n"
@@ -74,11 +75,6 @@ def _step(box: Box) -> str:
     """Say where the time of a step goes; empty if that is not known."""
     summary = breakdown_of(box)
     return "" if summary is None else summary.line
-
-
-def _symptoms(verdict: RunVerdict) -> str:
-    """Count what the finding that the verdict is about explains."""
-    return "" if verdict.subject is None else _counted(verdict.subject.symptoms)
 
 
 def _others(verdict: RunVerdict) -> str:

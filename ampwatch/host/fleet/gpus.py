@@ -358,7 +358,10 @@ class Gpus:
 
 def _capabilities(answers: Answers) -> Iterator[tuple[str, Reason]]:
     for feature, parts in answers.items():
-        reasons = {part: _reason(answer) for part, answer in parts.items()}
+        reasons = {
+            part: answer if isinstance(answer, Reason) else Reason.OK
+            for part, answer in parts.items()
+        }
         # One part that can be read makes the feature readable; the others are named beside it.
         whole = next(iter(reasons.values()))
         if Reason.OK in reasons.values():
@@ -377,10 +380,6 @@ def _names(uuid: str, known: str) -> bool:
 
 def _bare(uuid: str) -> str:
     return uuid.removeprefix("MIG-").removeprefix("GPU-")
-
-
-def _reason(answer: Answer) -> Reason:
-    return answer if isinstance(answer, Reason) else Reason.OK
 
 
 class Use(NamedTuple):

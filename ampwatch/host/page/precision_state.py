@@ -172,7 +172,6 @@ def _kernels(window: WindowRecord | None, absence: Absence) -> State:
             for total in sorted(window.totals, key=lambda t: -t.nanoseconds)
             if total.nanoseconds
         ],
-        "busy": digits(window.busy_ns / window.wall_ns, 4) if window.wall_ns else 0,
         "step": window.step,
         "rows": [_kernel(kernel) for kernel in shown],
         "left_out": window.kernels_left_out + len(window.kernels) - len(shown),

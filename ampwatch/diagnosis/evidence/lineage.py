@@ -78,6 +78,7 @@ class OpFacts(NamedTuple):
     source: str
     has_autocast: bool | None = None
     reads_argument: bool = False
+    derivative_of: str = ""
 
 
 class SeenOp(NamedTuple):

@@ -131,7 +131,8 @@ class Origin(Struct):
         gradient: Parameter whose gradient was read, between backward and the optimizer's step.
         is_hook: Whether it ran in backward, but in no node of the graph: in a hook, as those of
             ``DistributedDataParallel``.
-        source: File and line of the user's code; empty if unknown.
+        derivative_of: Op whose derivative it is a part of; empty in forward, in the user's own functions, and if unknown.
+        source: File and line of the user's code, of a derivative that of the op in forward; empty if unknown.
         has_autocast: Whether autocast was on there; ``None`` if that is not known.
         reads_argument: Whether it reads what the model was called with; ``False`` also if unknown.
         answer: Result of the op in float64, if its inputs were finite.
@@ -162,6 +163,7 @@ class Origin(Struct):
     is_stepping: bool = False
     gradient: str = ""
     is_hook: bool = False
+    derivative_of: str = ""
     source: str = ""
     has_autocast: bool | None = None
     reads_argument: bool = False

@@ -217,7 +217,7 @@ def _finding(found: Diagnosed, trace: OpTrace) -> Finding:
     return found.kind.finding(
         found.where,
         trace.step,
-        summary=summary_of(found, trace.step) + (_OF_COMPILED if trace.of_compiled else ""),
+        summary=summary_of(found, trace) + (_OF_COMPILED if trace.of_compiled else ""),
         severity=severity,
         kind_advice=advice_of(found, trace.tried),
         op=origin.op if is_op else "",

@@ -25,7 +25,7 @@ from ampwatch.wire.records import Measure, Remedy, in_words
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.diagnosis.evidence.origins import Origin
+    from ampwatch.diagnosis.evidence.origins import OpTrace, Origin
     from ampwatch.diagnosis.forward.origins import Diagnosed
     from ampwatch.wire.records import Tried
 
@@ -55,7 +55,7 @@ def remedies_for(found: Diagnosed, autocast_dtypes: Sequence[str]) -> list[Remed
     return remedies
 
 
-def summary_of(found: Diagnosed, step: int) -> str:
+def summary_of(found: Diagnosed, trace: OpTrace) -> str:
     """Return one sentence or two: what happened, in which op of which module, since when."""
     origin = found.origin
     words = {
@@ -68,11 +68,13 @@ def summary_of(found: Diagnosed, step: int) -> str:
         "unshown": _UNSHOWN[origin.is_inside],
         "hidden_by": origin.hidden_by,
         "where": in_words(found.where),
-        "step": str(step),
+        "step": str(trace.step),
         "why": _why(found),
         "when": "in backward" if found.phase == _BACKWARD else "between backward and the step",
     }
     sentence = _sentence(found).format(**words)
+    if found.kind is BACKWARD_NONFINITE_ANY_SCALE and trace.loss_nonfinite is False:
+        sentence += "; the loss is finite"
     # Where the advice to turn autocast off would be of no use.
     return sentence + _AUTOCAST_IS_OFF if _is_half_itself(found) else sentence
 
@@ -125,7 +127,7 @@ _WRITTEN = {
     ),
     BACKWARD_NONFINITE_ANY_SCALE.slug: (
         "The gradient of {where} is not finite at any loss scale, since step {step}: in backward {op}"
-        " writes {became}; the forward pass is finite"
+        " writes {became}"
     ),
 }
 
@@ -137,7 +139,7 @@ _OF_INFINITY = {
     BACKWARD_NONFINITE_ANY_SCALE.slug: (
         "The gradient of {where} is not finite at any loss scale, since step {step}: in backward {op}"
         " made {became} of an infinity that was there before: 0 * inf and inf - inf are invalid"
-        " operations; the loss is finite"
+        " operations"
     ),
 }
 
@@ -174,7 +176,7 @@ _SENTENCES = {
     ),
     BACKWARD_NONFINITE_ANY_SCALE.slug: (
         "The gradient of {where} is not finite at any loss scale, since step {step}: {when}"
-        " {op} made {became} of finite inputs{inputs}, {why}; the forward pass is finite"
+        " {op} made {became} of finite inputs{inputs}, {why}"
     ),
     REDUCE_OVERFLOW.slug: (
         "{op} overflowed {dtype}, which ends at {limit}, where gradients that are finite{inputs}"
@@ -274,7 +276,9 @@ _IN_FLOAT32 = {
 def _op(origin: Origin) -> str:
     if origin.phase is Phase.BACKWARD and not (origin.is_hook or origin.is_inside):
         # A node is of the module whose forward has made it, if that is known.
-        return f"{origin.op} in {origin.module}" if origin.module else origin.op
+        forward = origin.derivative_of
+        op = origin.op if forward in origin.op else f"{origin.op} (derivative of {forward})"
+        return f"{op} in {origin.module}" if origin.module else op
     return f"{origin.op} {_at(origin.place)}"
 
 

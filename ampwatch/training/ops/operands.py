@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cmath
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -107,12 +108,18 @@ def has_autocast(device_type: str) -> bool | None:
             return None
 
 
-def is_in_node() -> bool:
-    """Whether a node of the graph computes, and not a hook beside it, where gradients are sent."""
+def computing_node() -> Any:
+    """Return the node of the graph that computes; ``None`` in a hook beside it, where gradients are sent."""
     # AccumulateGrad computes nothing of the model, and runs the hooks of parameters: DDP and FSDP
     # communicate in them.
     node = current_node()
-    return node is not None and "AccumulateGrad" not in node.name()
+    return None if node is None or "AccumulateGrad" in node.name() else node
+
+
+def op_of(node: Any) -> str:
+    """Return the base name of the op whose derivative a node of PyTorch's own computes."""
+    name = re.sub(r"Backward\d*$", "", type(node).__name__)
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
 def is_beside_graph(phase: Phase, *, is_inside: bool) -> bool:
@@ -124,9 +131,12 @@ def is_beside_graph(phase: Phase, *, is_inside: bool) -> bool:
         return False
     if phase is Phase.OPTIMIZER:
         return not is_in_optimizer()
-    node = current_node()
-    is_custom = isinstance(node, torch.autograd.function.BackwardCFunction)
-    return not is_custom and is_in_users_hook()
+    return not is_custom(current_node()) and is_in_users_hook()
+
+
+def is_custom(node: Any) -> bool:
+    """Whether a node of the graph is that of a ``torch.autograd.Function``."""
+    return isinstance(node, torch.autograd.function.BackwardCFunction)
 
 
 def has_grad(*values: Any) -> bool:

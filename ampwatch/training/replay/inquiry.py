@@ -316,6 +316,8 @@ class Inquiry:
         trace = around.trace
         if trace is not None:
             trace.is_replay = not (call.returns_loss or goes_back)
+            if goes_back and not call.returns_loss:
+                trace.loss_nonfinite = None  # it is computed from what was replayed
             trace.has_trained = True
             trace.is_scaled = context.is_scaled
             trace.of_compiled = context.bus.runs_compiled

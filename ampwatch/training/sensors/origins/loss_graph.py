@@ -7,7 +7,6 @@ the inputs that it has saved.
 
 from __future__ import annotations
 
-import re
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +18,7 @@ from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.kernels.admission import is_of_floats
 from ampwatch.training.model.graph import nodes_behind, nodes_of
 from ampwatch.training.model.module_stack import ACCUMULATES
+from ampwatch.training.ops.operands import op_of
 from ampwatch.training.private import schema_of, sequence_number
 from ampwatch.training.sensors.origins.reading import values_of
 
@@ -77,14 +77,9 @@ def _nodes_of(roots: Sequence[Any], begins_at: int) -> list[Any]:
     return sorted((node for node, _ in islice(behind, MAX_NODES + 1)), key=sequence_number)
 
 
-def _op_of(node: Any) -> str:
-    name = re.sub(r"Backward\d*$", "", type(node).__name__)
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
-
-
 def _seen(node: Any) -> _Seen:
     saved = dict(_saved_by(node))
-    op = _op_of(node)
+    op = op_of(node)
     result = saved.pop(_RESULT, None)
     inputs = [value for value in saved.values() if _is_readable(value)]
     if result is None and inputs:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import linecache
 import math
+import re
+import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -526,6 +529,84 @@ def test_a_hook_of_a_gradient_is_distinguished_from_a_node(in_a_hook: bool) -> N
     first = traced.origins[0]
     assert first.phase is Phase.BACKWARD
     assert first.is_hook is in_a_hook
+
+
+def _root_of_zero(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2.0
+    y = torch.sqrt(y)
+    return y * 3.0
+
+
+def _arc_at_the_end(x: torch.Tensor) -> torch.Tensor:
+    y = torch.acos(x + 1.0)
+    return y * 3.0
+
+
+def _branch_not_taken(x: torch.Tensor) -> torch.Tensor:
+    y = x.log()
+    return torch.where(x > 0, y, x)
+
+
+def _repeated(x: torch.Tensor) -> torch.Tensor:
+    return checkpoint(_root_of_zero, x, use_reentrant=False)
+
+
+DERIVATIVES = [
+    (_root_of_zero, "sqrt"),
+    (_arc_at_the_end, "acos"),
+    (_branch_not_taken, "log"),
+    (_repeated, "sqrt"),
+]
+
+
+@pytest.mark.parametrize(("function", "op"), DERIVATIVES)
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_a_derivative_has_the_op_and_the_line_of_forward(
+    function: Callable[[torch.Tensor], torch.Tensor],
+    op: str,
+    is_inside: bool,  # noqa: FBT001 - a case
+) -> None:
+    """The line of ``backward()`` says nothing of it. PyTorch's anomaly mode names the same one."""
+    model = Calling(function if is_inside else torch.clone)
+    with Traced(model) as traced:
+        out = model(torch.zeros(4))
+        (out if is_inside else function(out)).sum().backward()
+    (origin,) = [o for o in traced.origins if o.phase is Phase.BACKWARD and not o.parents]
+
+    with warnings.catch_warnings(record=True) as said, torch.autograd.set_detect_anomaly(mode=True):
+        warnings.simplefilter("always")
+        # An infinity alone would be no anomaly: it is multiplied by zero.
+        loss = (function(torch.zeros(4, requires_grad=True)) * 0.0).sum()
+        with pytest.raises(RuntimeError, match=f"{op.capitalize()}Backward0"):
+            loss.backward()
+    lines = re.findall(rf'File "{re.escape(__file__)}", line (\d+)', str(said[-1].message))
+
+    assert origin.derivative_of == op
+    assert origin.source == f"{__file__}:{lines[-1]}"
+    assert op in linecache.getline(__file__, int(lines[-1]))
+
+
+class _Inverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient / x
+
+
+def test_a_backward_that_the_user_has_written_has_its_own_line() -> None:
+    """It is code of the user's, and the derivative of no op."""
+    with Traced(model := Calling(_Inverse.apply)) as traced:
+        model(torch.zeros(4)).sum().backward()
+
+    first = traced.origins[0]
+    assert first.derivative_of == ""
+    file, _, line = first.source.rpartition(":")
+    assert linecache.getline(file, int(line)).strip() == "return gradient / x"
 
 
 HIDING = {

@@ -69,6 +69,7 @@ ELSEWHERE: tuple[tuple[str, str, str], ...] = (
             " in replays"
         ),
     ),
+    ("warnings.warn", REPLACED, "in replays, for the thread that replays: it warns of nothing"),
     (
         "torch.compiler.set_stance",
         FUNCTION,

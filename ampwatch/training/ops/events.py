@@ -26,6 +26,7 @@ class OpPlace(NamedTuple):
             the line that is running.
         follows_fused: Whether code has run in this iteration that computes without ops.
         unseen: Those of its inputs that such code may have written.
+        is_compiled: Whether compiled code has called it, in which autocast is explicit casts.
     """
 
     phase: Phase
@@ -34,6 +35,7 @@ class OpPlace(NamedTuple):
     source: str = ""
     follows_fused: bool = False
     unseen: tuple[Tensor, ...] = ()
+    is_compiled: bool = False
 
 
 class OpsBegan(NamedTuple):

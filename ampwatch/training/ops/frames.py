@@ -147,6 +147,7 @@ class FramePlace(NamedTuple):
         has_grad: Whether gradients are recorded, in the function of autograd around it as well.
         source: ``file:line`` of the user's code it was compiled from; empty without.
         unseen: Those of its inputs that fused code has made: nobody has seen it write them.
+        is_compiled: Whether compiled code has called it, in which autocast is explicit casts.
     """
 
     module: str = ""
@@ -154,6 +155,7 @@ class FramePlace(NamedTuple):
     has_grad: bool = False
     source: str = ""
     unseen: tuple[Tensor, ...] = ()
+    is_compiled: bool = False
 
 
 class FramePlaces:
@@ -238,6 +240,7 @@ class FramePlaces:
             torch.is_grad_enabled() or stack.is_function,
             source,
             _unseen(call, line),
+            bool(stack.entry) or stack.inner is not None,
         )
 
     def _backward(self, call: OpCall, stack: _Stack) -> FramePlace:
@@ -257,7 +260,8 @@ class FramePlaces:
             if node is not None and node.module is not None:
                 renamed = graph.renamed(node.module, mark.root) if graph else node.module
                 module, source = renamed or "", node.source
-        return FramePlace(module, source=source, unseen=_unseen(call, line))
+        unseen = _unseen(call, line)
+        return FramePlace(module, source=source, unseen=unseen, is_compiled=True)
 
     def _line(self, stack: _Stack) -> Line | None:
         """Return the call of generated code that the op is made by; ``None`` without."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import warnings
 from functools import cache, partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol
@@ -476,6 +477,29 @@ def _apart(draws: Draws, undo: list[Undo]) -> None:
     replaying.begin()
     undo.append(_random_numbers_of_now(draws))
     draws.restore()
+    _without_warnings(undo)
+
+
+def _without_warnings(undo: list[Undo]) -> None:
+    """Have the calling thread not warn: the training has been warned, and what runs here is not its own.
+
+    Neither by a filter nor by what shows a warning: the one has Python show once more what it shows
+    once, and the other has it take for shown what was not.
+    """
+    me, before = get_ident(), warnings.warn
+
+    def warn(
+        message: Any, category: Any = None, stacklevel: int = 1, *args: Any, **kwargs: Any
+    ) -> None:
+        if get_ident() != me:
+            before(message, category, stacklevel + 1, *args, **kwargs)
+
+    def restore() -> None:
+        if warnings.warn is warn:
+            warnings.warn = before
+
+    undo.append(restore)
+    warnings.warn = warn
 
 
 def _random_numbers_of_now(draws: Draws) -> Undo:

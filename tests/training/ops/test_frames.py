@@ -18,6 +18,7 @@ from ampwatch.training.ops.events import Op, OpPlace
 from ampwatch.training.private import SEES_COMPILED
 from ampwatch.training.sensors.ops import census
 from tests.training.sensors.counting import Counted
+from tests.training.sensors.tracing import Traced
 
 pytestmark = [
     pytest.mark.skipif(not SEES_COMPILED, reason="before PyTorch 2.10 nothing is seen"),
@@ -176,6 +177,25 @@ def test_so_they_are_behind_a_graph_break(backend: str) -> None:
     ops = watched(whole, backend, breaks=True)
 
     assert where(ops, PRODUCTS) == where(watched(uncompiled), PRODUCTS)
+
+
+def test_of_compiled_code_nothing_is_said_about_autocast() -> None:
+    """It is off while the code runs, and its casts are in the code; an eager model is off itself."""
+
+    def overflow(x: torch.Tensor) -> torch.Tensor:
+        return (x * 300.0) * 300.0
+
+    call: Call = torch.compile(overflow, backend="aot_eager")
+    x = torch.ones(2, dtype=torch.float16)
+    with torch.autocast("cpu"):
+        call(x)
+    said = {}
+    for name, function in {"compiled": call, "eager": overflow}.items():
+        with Traced() as traced, torch.autocast("cpu", enabled=name == "compiled"):
+            function(x)
+        said[name] = [origin.has_autocast for origin in traced.origins]
+
+    assert said == {"compiled": [None], "eager": [False]}
 
 
 @pytest.mark.rotating

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -336,6 +337,25 @@ def test_at_deep_the_remedies_are_tried_as_well() -> None:
 
 
 @pytest.mark.rotating
+def test_a_replay_warns_of_nothing_and_leaves_later_warnings_as_they_were(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    """The forward pass warns once in each step, however often it is repeated."""
+
+    class Warns(Net):
+        def forward(self, x: Tensor) -> Any:
+            warnings.warn("of the forward pass", stacklevel=1)
+            return super().forward(x)
+
+    warnings.simplefilter("always")
+    before = warnings.warn
+    (found, *_), _ = train(boost, net=Warns())
+
+    assert found.op == "mul"
+    assert len([w for w in recwarn if "of the forward pass" in str(w.message)]) == FAULTY + 6
+    assert warnings.warn is before
+
+
 def test_a_setting_switches_it_off() -> None:
     """Then a fault of one step is not named, and nothing is kept."""
     found, _ = train(boost, replay="off")

@@ -557,6 +557,7 @@ class OpCensusSensor(Sensor):
             place.source,
             self._frames.is_fused,
             place.unseen,
+            place.is_compiled,
         )
         route = self._route(call.func, call.info, in_backward=phase is Phase.BACKWARD)
         self._emit(Op(call, where), route)

@@ -141,6 +141,7 @@ class Origin(Struct):
         hidden_by: Op outside of the graph, in a hook of backward or between it and the step, that has
             made finite numbers of a gradient; empty without one.
         spread_to: Modules (``loss`` outside of all) in which values made of these were not finite.
+        joins_graph: Whether what an op has made of these, and of what requires a gradient, was not finite.
         in_backward: Whether values made of these were not finite in backward.
     """
 
@@ -170,6 +171,7 @@ class Origin(Struct):
     absorbed_by: Counter[str] = field(default_factory=Counter)
     hidden_by: str = ""
     spread_to: set[str] = field(default_factory=set)
+    joins_graph: bool = False
     in_backward: bool = False
 
     @property

@@ -237,7 +237,8 @@ class OpTrace(Struct):
             return []
         for origin in self.origins:
             is_mask = origin.out.is_negative_only and origin.kind is not OriginKind.OP
-            if not (origin.parents or origin.kind in HELD or is_mask):
+            is_after = origin.is_stepping  # as a moment that has been NaN for longer
+            if not (origin.parents or origin.kind in HELD or is_mask or is_after):
                 return []
         return [o for o in self.origins if o.kind in HELD and o.in_backward]
 

@@ -12,7 +12,6 @@ from ampwatch.numerics.units.ops import Phase
 
 FACTS = OpFacts(
     "aten.addmm",
-    needs_grad=True,
     number=0.0,
     is_stepping=False,
     gradient="",
@@ -52,6 +51,7 @@ def op(name: str, phase: Phase = Phase.FORWARD) -> SeenOp:
         is_inside=True,
         nonfinite=None,
         is_scaling=False,
+        needs_grad=True,
         facts=lambda: FACTS,
     )
 

@@ -70,7 +70,6 @@ class OpFacts(NamedTuple):
     """Facts about the op of an origin besides its place; the fields are those of ``Origin``."""
 
     overload: str
-    needs_grad: bool
     number: float
     is_stepping: bool
     gradient: str
@@ -91,6 +90,7 @@ class SeenOp(NamedTuple):
         is_inside: Whether a watched module was running.
         nonfinite: The first Python number among the arguments that is not finite, if any.
         is_scaling: Whether it reads the loss scale.
+        needs_grad: Whether an input requires a gradient.
         facts: Returns what else there is to say, for an origin.
         ask: Computes the op once more, for an origin of finite inputs; given the place of the output.
         is_beside_graph: Returns whether the user's code computes with gradients there, in a hook of
@@ -103,6 +103,7 @@ class SeenOp(NamedTuple):
     is_inside: bool
     nonfinite: float | None
     is_scaling: bool
+    needs_grad: bool
     facts: Callable[[], OpFacts]
     ask: Callable[[int], Answer] = lambda _index: NOT_ASKED
     is_beside_graph: Callable[[], bool] = lambda: False
@@ -463,6 +464,7 @@ class Lineage:
             out_index=out_index,
             inputs=inputs,
             parents=parents,
+            needs_grad=op.needs_grad,
             answer=answer,
             **op.facts()._asdict(),
         )
@@ -477,6 +479,7 @@ class Lineage:
                 origin.in_backward = True
             else:
                 origin.spread_to.add(where)
+                origin.joins_graph |= op.needs_grad and op.phase is Phase.FORWARD
 
 
 def _hides(op: SeenOp) -> bool:

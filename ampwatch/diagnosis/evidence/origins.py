@@ -142,6 +142,7 @@ class Origin(Struct):
         hidden_by: Op outside of the graph, in a hook of backward or between it and the step, that has
             made finite numbers of a gradient; empty without one.
         spread_to: Modules (``loss`` outside of all) in which values made of these were not finite.
+        joins_graph: Whether what an op has made of these, and of what requires a gradient, was not finite.
         in_backward: Whether values made of these were not finite in backward.
     """
 
@@ -172,6 +173,7 @@ class Origin(Struct):
     absorbed_by: Counter[str] = field(default_factory=Counter)
     hidden_by: str = ""
     spread_to: set[str] = field(default_factory=set)
+    joins_graph: bool = False
     in_backward: bool = False
 
     @property
@@ -237,7 +239,8 @@ class OpTrace(Struct):
             return []
         for origin in self.origins:
             is_mask = origin.out.is_negative_only and origin.kind is not OriginKind.OP
-            if not (origin.parents or origin.kind in HELD or is_mask):
+            is_after = origin.is_stepping  # as a moment that has been NaN for longer
+            if not (origin.parents or origin.kind in HELD or is_mask or is_after):
                 return []
         return [o for o in self.origins if o.kind in HELD and o.in_backward]
 

@@ -39,7 +39,8 @@ class CulpritOps(Detector):
 
     Iterations that fail after it are counted for it as well, without a trace. Where a buffer has become NaN or
     infinite, and no iteration has gone well since, they may fail because of the buffer alone. Then one that
-    fails is traced once more: if no op is at fault in it, the op is over.
+    fails is traced once more: if no op is at fault in it, the op is over. So it is once a trace shows that parameters or
+    buffers alone make the loss non-finite.
 
     Attributes:
         explained_at: The newest iteration in which an op was named; -1 before the first.
@@ -151,6 +152,8 @@ class CulpritOps(Detector):
         found = diagnose(trace, self._witness.observe(trace))
         self._settle(trace, is_named=found is not None)
         if found is None:
+            if trace.harmful and trace.step > self.explained_at:
+                self._newest = None  # what the model holds fails by itself from there on
             return
         self.explained_at = max(self.explained_at, trace.step)
         made = self._book.get(found.kind.slug, found.where) or self._same_incident(found)

@@ -68,6 +68,7 @@ def summary_of(found: Diagnosed, trace: OpTrace) -> str:
         "unshown": _UNSHOWN[origin.is_inside],
         "hidden_by": origin.hidden_by,
         "where": in_words(found.where),
+        "reader": "the loss" if found.where == "loss" else "the model",
         "step": str(trace.step),
         "why": _why(found),
         "when": "in backward" if found.phase == _BACKWARD else "between backward and the step",
@@ -178,7 +179,7 @@ _SENTENCES = {
         " for nearby values, in any precision"
     ),
     NONFINITE_INPUT.slug: (
-        "The data was not finite before the model read it: {became} in a tensor that is read by"
+        "The data was not finite before {reader} read it: {became} in a tensor that is read by"
         " {op}, at step {step}; another precision or loss scale does not help"
     ),
     BACKWARD_NONFINITE_ANY_SCALE.slug: (

@@ -89,6 +89,11 @@ class Descent:
         """Whether values made of an origin were not finite in backward."""
         return origin.in_backward or any(self.in_backward(c) for c in self.children(origin))
 
+    def in_graph(self, origin: Origin) -> bool:
+        """Whether values made of an origin, or those it was made of, require a gradient."""
+        is_own = origin.needs_grad or origin.joins_graph
+        return is_own or any(map(self.in_graph, self.children(origin)))
+
     def is_met(self, origin: Origin) -> bool:
         """Whether values made of an origin were not finite in backward, or are none in a gradient."""
         return self.in_backward(origin) or bool(self.parameters(origin))
@@ -228,10 +233,18 @@ def _judge(origin: Origin, descent: Descent) -> Diagnosed | None:
         # added up there is no hook's: it may be left over from the step before.
         return _judge_backward(origin, descent) if descent.parameters(origin) else None
     # A target that is computed without gradients, as by Sinkhorn's iteration, is no metric: backward meets it.
-    is_metric = origin.phase is Phase.EVAL and not (origin.is_inside or descent.is_met(origin))
+    is_used = origin.is_inside or descent.is_met(origin)
+    is_metric = not (
+        is_used or (origin.phase is Phase.FORWARD and _is_of_training(origin, descent))
+    )
     if found is None and origin.phase in (Phase.FORWARD, Phase.EVAL) and not is_metric:
         found = _judge_made(origin, descent) if origin.parents else _judge_forward(origin, descent)
     return found
+
+
+def _is_of_training(origin: Origin, descent: Descent) -> bool:
+    """Whether what happens outside of the model is no number that is only logged: the model reads it, or it has a graph."""
+    return descent.in_graph(origin) or bool(descent.spread(origin) - {"loss"})
 
 
 def _is_number(origin: Origin) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ampwatch.diagnosis.kinds.kind import (
-    AT_FAULT,
     AT_FAULT_FOR_LONG,
     Kind,
     KindFamily,
     Precedence,
+    at_fault,
     before,
     certain,
     during,
@@ -38,6 +38,11 @@ def _is_root(_buffer: Finding, batch: Finding) -> bool:
     return batch.root
 
 
+def _began_it(weights: Finding, culprit: Finding) -> bool:
+    """Whether an op may have broken weights: of those that an option of the optimizer breaks, only an op before it."""
+    return weights.phase != "config" or culprit.first_step < weights.first_step
+
+
 def _was_there(_weights: Finding, buffer: Finding) -> bool:
     """Whether a buffer was not finite before the first step, so that no step has made it so."""
     return buffer.phase == "config"
@@ -56,7 +61,7 @@ PARAM_NONFINITE = Kind(
     ),
     explained_by=(
         before("fp8_scale_nonfinite", "optimizer_eps_underflow")
-        + AT_FAULT
+        + at_fault(fits=_began_it)
         + since(
             "clip_nonfinite_norm",
             "unscaled_step",

@@ -317,6 +317,7 @@ class PoisonedState(Detector):
                 f". {by.op} outside of any optimizer's step made them of the gradient of"
                 f" {in_words(f'param:{by.gradient}')}, which was not finite"
             )
+        phase = "optimizer"
         advice = PARAM_NONFINITE.advice if by is None else MOVED_BY_HAND
         if by is None and self._sent is not None and not self._held_since(self._sent[0]):
             self._cause = f"; {self._sent[1]}"
@@ -329,7 +330,7 @@ class PoisonedState(Detector):
                 f". {option.name} of optimizer {option.optimizer} is {option.value:g}, so that its step breaks"
                 " weights whatever their gradients are"
             )
-            advice = OPTION_NOT_FINITE.format(name=option.name)
+            advice, phase = OPTION_NOT_FINITE.format(name=option.name), "config"
         self._book.report(
             PARAM_NONFINITE,
             place,
@@ -338,7 +339,7 @@ class PoisonedState(Detector):
             kind_advice=advice,
             op="" if by is None else by.op,
             source="" if by is None else by.source,
-            phase="optimizer",
+            phase=phase,
             dtype=worst.dtype,
             evidence=evidence,
         )

@@ -353,6 +353,24 @@ def test_what_goes_on_untraced_is_counted(desk: Desk) -> None:
     assert desk.only.severity is Severity.CRITICAL
 
 
+def test_what_weights_that_are_broken_make_fail_is_not_counted(desk: Desk) -> None:
+    """One batch has broken them: the data after it is fine. It is counted again once it is seen again."""
+    target = outside(
+        "mse_loss", kind=OriginKind.INPUT, out=NAN, spread_to={"loss"}, in_backward=True
+    )
+    weight = inside("mm", kind=OriginKind.PARAMETER, out=NAN, **OVER)
+    desk.culprits.observe_trace(traced(target, step=3, loss_nonfinite=True))
+    assert desk.only.summary.startswith("The data was not finite before the loss read it")
+    moment = outside("mul_", phase=Phase.OPTIMIZER, is_stepping=True, out=NAN)
+    desk.culprits.observe_trace(traced(weight, moment, step=4, loss_nonfinite=True))
+    desk.culprits.goes_on(4, 3)
+    assert (desk.only.count, desk.only.last_step) == (1, 3)
+
+    desk.culprits.observe_trace(traced(target, weight, step=5, loss_nonfinite=True))
+    desk.culprits.goes_on(6, 3)
+    assert (desk.only.count, desk.only.last_step) == (3, 6)
+
+
 def poisoned(step: int, *before: Origin) -> OpTrace:
     """An iteration that fails because of a buffer alone."""
     read = inside("mm", kind=OriginKind.BUFFER, out=NAN, **OVER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,22 @@ def test_a_target_that_is_computed_without_gradients_is_no_metric() -> None:
     found = diagnose(traced(target, loss_nonfinite=True))
     assert found is not None
     assert (found.kind.slug, found.where, found.phase) == ("forward_overflow", "loss", "forward")
+
+
+LAST = {"loss_nonfinite": None, "has_trained": False}
+
+
+@pytest.mark.parametrize("more", [{}, {"loss_nonfinite": True}, LAST])
+@pytest.mark.parametrize("spread", [set(), {"loss"}])
+def test_a_number_that_is_only_logged_is_no_failure(spread: set[str], more: dict[str, Any]) -> None:
+    """As the PSNR of a perfect image, read after the step or after the last: no graph has it, and no model."""
+    psnr = {"out": Values("float32", 1, neginf=True), "inputs": (TINY,), "spread_to": spread}
+    assert diagnose(traced(outside("log10", **psnr), **more)) is None
+
+    for used in ({"needs_grad": True}, {"joins_graph": True}, {"spread_to": {"block"}}):
+        found = diagnose(traced(outside("log10", **(psnr | used)), **LAST))
+        assert found is not None, used
+        assert found.origin.op == "log10"
 
 
 @pytest.mark.parametrize("op", ["pow", "_foreach_pow"])

@@ -313,6 +313,26 @@ def test_an_option_of_the_optimizer_that_is_nan_is_named() -> None:
         assert ("what sets lr" in finding.advice) is not gradients_first
 
 
+@pytest.mark.parametrize("earlier", [True, False])
+def test_weights_that_an_option_breaks_are_a_root_unless_an_op_was_at_fault_before(
+    *, earlier: bool
+) -> None:
+    """What computes the option may be broken itself; what comes after it has not broken the weights."""
+    replay = Replay(scaled=False)
+    over = traced(inside(spread_to={"head", "loss"}, in_backward=True), step=0 if earlier else 2)
+    if earlier:
+        replay.diagnosis.observe(over)
+        replay.take()
+    replay.diagnosis.observe(BadOption(int(earlier), "lr", nan, 0))
+    replay.take(measured(Topic.WEIGHT, "w", [nan]))
+    if not earlier:
+        replay.diagnosis.observe(over)
+        replay.take(measured(Topic.WEIGHT, "w", [nan]))
+
+    assert (("param_nonfinite", "param:w") in replay.roots) is not earlier
+    assert ("forward_overflow", "block") in replay.roots
+
+
 def test_an_option_that_was_mended_is_not_blamed() -> None:
     replay = Replay(scaled=False)
     replay.diagnosis.observe(BadOption(0, "lr", nan, 0))

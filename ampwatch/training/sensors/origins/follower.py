@@ -374,6 +374,7 @@ class OriginFollower:
             place.is_inside,
             ops.nonfinite_number(call),
             scale != 0 and any(operand.key == scale for operand in inputs),
+            any(tensor.requires_grad for tensor in read),
             facts,
             reading.asking(call, inputs, outputs),
             is_beside,
@@ -409,7 +410,6 @@ class OriginFollower:
         source = place.source or ("" if is_users else self._lines.of(node))
         return OpFacts(
             overload=str(call.func),
-            needs_grad=any(tensor.requires_grad for tensor in read),
             number=ops.second_number(call),
             is_stepping=self._around.is_stepping,
             gradient=self._gradient_among(read, place),

@@ -281,6 +281,20 @@ def test_it_spreads_to_the_modules_that_make_more_of_it() -> None:
     assert "1" not in origin.spread_to
 
 
+@pytest.mark.parametrize(
+    ("prediction", "joins"), [(full(1.0).requires_grad_(), True), (full(1.0), False)]
+)
+def test_it_joins_the_graph_of_what_requires_a_gradient(
+    prediction: torch.Tensor, *, joins: bool
+) -> None:
+    """As a target does in a loss that is not handed to backward; the logarithm itself requires none."""
+    with Traced() as traced:
+        prediction * torch.log(full(0.0))
+
+    (origin,) = traced.origins
+    assert (origin.op, origin.needs_grad, origin.joins_graph) == ("log", False, joins)
+
+
 def test_nan_of_infinities_is_their_child() -> None:
     """Through ops that keep them infinite."""
     with Traced() as traced:

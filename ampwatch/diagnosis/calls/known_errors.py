@@ -31,10 +31,17 @@ _UNSCALE_ONCE = (
     " micro-batch, and scaler.update() once after the steps of all optimizers, also where"
     " scaler.step was left out."
 )
-_ONE_DTYPE = (
+ONE_DTYPE = (
     "Run this layer inside torch.autocast(device_type, dtype), which casts both; or cast what comes"
     " out of the autocast region with .float() before it goes into a layer outside."
 )
+
+OF_FUNCTION = (
+    "If forward ran in torch.autocast, decorate forward and backward of this torch.autograd.Function with"
+    " torch.amp.custom_fwd(device_type=...) and torch.amp.custom_bwd(device_type=...): backward then"
+    " runs with the autocast of forward."
+)
+"""Advice where the backward of a custom function has met two dtypes."""
 
 BCE = KnownError(
     "RuntimeError",
@@ -257,7 +264,7 @@ KNOWN = (
         "",
         "an op was handed tensors of two dtypes: something half-precision meets something in float32"
         " where no autocast casts them",
-        _ONE_DTYPE,
+        ONE_DTYPE,
     ),
     KnownError(
         "RuntimeError NotImplementedError",

@@ -116,8 +116,8 @@ class ApiMisuse(Detector):
             evidence={
                 "loss_scale": scale,
                 "limit": seen.limit,
-                "norm": seen.norm,
                 "effective_limit": seen.limit / scale,
+                **({} if math.isnan(seen.norm) else {"norm": seen.norm}),
             },
         )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from ampwatch.wire.records.remedies import FIND_MAKER
+
 
 class KnownError(NamedTuple):
     """One exception.
@@ -86,9 +88,8 @@ OF_NONFINITE = (
         "forward",
         "torch.multinomial was handed a row with a probability that is NaN, infinite or negative, or"
         " with none above zero",
-        "Take the softmax in float32: torch.multinomial(torch.softmax(logits.float(), -1), n). If the"
-        " logits are NaN or infinite already, look for the op that made them; of a row that is masked"
-        " with -inf throughout, the softmax is NaN.",
+        "Take the softmax in float32: torch.multinomial(torch.softmax(logits.float(), -1), n). Of a row"
+        f" that is masked with -inf throughout, the softmax is NaN.{FIND_MAKER}",
     ),
     KnownError(
         "ValueError",
@@ -97,10 +98,9 @@ OF_NONFINITE = (
         "forward",
         "a parameter of the distribution breaks its constraint. NaN breaks any of them; in half"
         " precision a small standard deviation also becomes zero, which has to be above it",
-        "Make the distribution of float32 tensors, outside of the autocast region:"
+        "With autocast, make the distribution of float32 tensors, outside of its region:"
         " torch.distributions.Categorical(logits=logits.float()), or the exponential of a float32"
-        " logarithm as standard deviation. If the parameter is NaN already, look for the op that"
-        " made it.",
+        f" logarithm as standard deviation.{FIND_MAKER}",
     ),
     KnownError(
         "ValueError",
@@ -109,8 +109,7 @@ OF_NONFINITE = (
         "forward",
         "a cost that scipy's linear_sum_assignment was handed is NaN or minus infinity",
         "Compute the costs in float32, from predictions.float() inside torch.autocast(device_type,"
-        " enabled=False): a cast of the sum is too late. If the predictions are NaN already, look for"
-        " the op that made them.",
+        f" enabled=False): a cast of the sum is too late.{FIND_MAKER}",
     ),
     KnownError(
         "ValueError",

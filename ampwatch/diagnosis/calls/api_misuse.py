@@ -20,6 +20,8 @@ from ampwatch.diagnosis.calls.known_errors import (
     BCE,
     FLOAT16_GRADIENTS,
     KNOWN,
+    OF_FUNCTION,
+    ONE_DTYPE,
     RECURRENT,
     KnownError,
 )
@@ -114,8 +116,8 @@ class ApiMisuse(Detector):
             evidence={
                 "loss_scale": scale,
                 "limit": seen.limit,
-                "norm": seen.norm,
                 "effective_limit": seen.limit / scale,
+                **({} if math.isnan(seen.norm) else {"norm": seen.norm}),
             },
         )
 
@@ -387,6 +389,7 @@ def _report(
     phase = known.phase or ("backward" if seen.in_backward else "forward")
     where = _where(seen, phase)
     op = known.op or _op_of(seen, match)
+    remedy = OF_FUNCTION if known.remedy is ONE_DTYPE and seen.in_function else known.remedy
     names, evidence = _gradients(seen)
     if known is FLOAT16_GRADIENTS and seen.in_float16:
         names += (
@@ -408,7 +411,7 @@ def _report(
             f"Training ended at step {seen.step}{place} with {seen.type_name} ({shown!r}):"
             f" {known.meaning}{names}"
         ),
-        kind_advice=f"{known.remedy} {API_ERROR.advice}".strip(),
+        kind_advice=f"{remedy} {API_ERROR.advice}".strip(),
         op=op,
         phase=phase,
         dtype=_dtype_of(seen.message),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from ampwatch.wire.records.remedies import FIND_MAKER
+
 
 class KnownError(NamedTuple):
     """One exception.
@@ -31,10 +33,17 @@ _UNSCALE_ONCE = (
     " micro-batch, and scaler.update() once after the steps of all optimizers, also where"
     " scaler.step was left out."
 )
-_ONE_DTYPE = (
+ONE_DTYPE = (
     "Run this layer inside torch.autocast(device_type, dtype), which casts both; or cast what comes"
     " out of the autocast region with .float() before it goes into a layer outside."
 )
+
+OF_FUNCTION = (
+    "If forward ran in torch.autocast, decorate forward and backward of this torch.autograd.Function with"
+    " torch.amp.custom_fwd(device_type=...) and torch.amp.custom_bwd(device_type=...): backward then"
+    " runs with the autocast of forward."
+)
+"""Advice where the backward of a custom function has met two dtypes."""
 
 BCE = KnownError(
     "RuntimeError",
@@ -79,9 +88,8 @@ OF_NONFINITE = (
         "forward",
         "torch.multinomial was handed a row with a probability that is NaN, infinite or negative, or"
         " with none above zero",
-        "Take the softmax in float32: torch.multinomial(torch.softmax(logits.float(), -1), n). If the"
-        " logits are NaN or infinite already, look for the op that made them; of a row that is masked"
-        " with -inf throughout, the softmax is NaN.",
+        "Take the softmax in float32: torch.multinomial(torch.softmax(logits.float(), -1), n). Of a row"
+        f" that is masked with -inf throughout, the softmax is NaN.{FIND_MAKER}",
     ),
     KnownError(
         "ValueError",
@@ -90,10 +98,9 @@ OF_NONFINITE = (
         "forward",
         "a parameter of the distribution breaks its constraint. NaN breaks any of them; in half"
         " precision a small standard deviation also becomes zero, which has to be above it",
-        "Make the distribution of float32 tensors, outside of the autocast region:"
+        "With autocast, make the distribution of float32 tensors, outside of its region:"
         " torch.distributions.Categorical(logits=logits.float()), or the exponential of a float32"
-        " logarithm as standard deviation. If the parameter is NaN already, look for the op that"
-        " made it.",
+        f" logarithm as standard deviation.{FIND_MAKER}",
     ),
     KnownError(
         "ValueError",
@@ -102,8 +109,7 @@ OF_NONFINITE = (
         "forward",
         "a cost that scipy's linear_sum_assignment was handed is NaN or minus infinity",
         "Compute the costs in float32, from predictions.float() inside torch.autocast(device_type,"
-        " enabled=False): a cast of the sum is too late. If the predictions are NaN already, look for"
-        " the op that made them.",
+        f" enabled=False): a cast of the sum is too late.{FIND_MAKER}",
     ),
     KnownError(
         "ValueError",
@@ -257,7 +263,7 @@ KNOWN = (
         "",
         "an op was handed tensors of two dtypes: something half-precision meets something in float32"
         " where no autocast casts them",
-        _ONE_DTYPE,
+        ONE_DTYPE,
     ),
     KnownError(
         "RuntimeError NotImplementedError",

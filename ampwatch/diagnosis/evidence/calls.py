@@ -203,6 +203,7 @@ class Raised(NamedTuple):
         parameters: How many parameters the optimizer has.
         source: ``file:line`` of the user's innermost line.
         in_float16: Parameters of the optimizer that are float16 themselves.
+        in_function: It was raised by the ``backward`` of an ``autograd.Function`` of the user's.
     """
 
     step: int
@@ -217,3 +218,4 @@ class Raised(NamedTuple):
     parameters: int
     source: str
     in_float16: tuple[str, ...] = ()
+    in_function: bool = False

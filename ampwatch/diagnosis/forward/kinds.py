@@ -170,7 +170,8 @@ BACKWARD_NONFINITE_ANY_SCALE = Kind(
     advice=(
         "Keep the argument away from where the derivative is infinite:"
         " torch.sqrt(d.float() ** 2 + 1e-8), torch.linalg.vector_norm(x.float()) + eps, torch.where on the"
-        " input and not only on the result. No loss scale fixes it."
+        " input and not only on the result, a clamp inside of (-1, 1) before acos, asin and atanh. No loss"
+        " scale fixes it."
     ),
     explained_by=(
         since(

@@ -13,6 +13,7 @@ from ampwatch.diagnosis.kinds.kind import (
     since,
 )
 from ampwatch.wire.records import Finding, Severity
+from ampwatch.wire.records.remedies import FIND_OVERFLOW
 
 ANNOUNCED_STEPS = 10
 """A collapse that begins so soon after an output was said to approach its limit is that."""
@@ -40,9 +41,7 @@ SCALE_COLLAPSE = Kind(
     severities=(Severity.WARNING, Severity.CRITICAL, Severity.INFO),
     certainty=certain("skipped steps and the loss scale were read from the scaler"),
     advice=(
-        "Find the op that overflows: a lower scale fixes nothing that does not depend on the scale."
-        " Look at the loss first; if it is finite, at the gradients of"
-        " the optimizer named here before scaler.unscale_(). Stop the run before the scale reaches"
+        f"{FIND_OVERFLOW}Stop the run before the scale reaches"
         " 2^-128: from there on weights become infinite. bfloat16 autocast without a GradScaler"
         " avoids the float16 limit altogether."
     ),

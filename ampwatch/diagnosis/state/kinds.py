@@ -15,6 +15,7 @@ from ampwatch.diagnosis.kinds.kind import (
     very_likely,
 )
 from ampwatch.wire.records import Finding, Severity
+from ampwatch.wire.records.remedies import FIND_NONFINITE
 
 DIVERGENCE = Kind(
     slug="divergence",
@@ -55,10 +56,7 @@ PARAM_NONFINITE = Kind(
     meaning="weights are NaN or infinite",
     severities=(Severity.CRITICAL,),
     certainty=certain("NaN and infinities in the weights were counted"),
-    advice=(
-        "Stop, and restore the last good checkpoint. Then find the cause: look at the first non-finite"
-        " loss or gradient before that step."
-    ),
+    advice=f"Stop, and restore the last good checkpoint.{FIND_NONFINITE}",
     explained_by=(
         before("fp8_scale_nonfinite", "optimizer_eps_underflow")
         + at_fault(fits=_began_it)

@@ -8,7 +8,7 @@ from enum import Enum
 from msgspec import Struct
 
 from ampwatch.wire.records.fields import Count
-from ampwatch.wire.records.remedies import Tried, advice_of
+from ampwatch.wire.records.remedies import Tried, advice_of, without_search
 
 
 class Severity(str, Enum):
@@ -72,7 +72,8 @@ class Finding:
     @property
     def advice(self) -> str:
         """What to change: the remedy that was tried and cures it, then what else is possible."""
-        return advice_of(self.tried, self.kind_advice)
+        own = without_search(self.kind_advice) if self.caused_by else self.kind_advice
+        return advice_of(self.tried, own)
 
     @property
     def cure(self) -> Tried | None:

@@ -80,6 +80,26 @@ _CHANGES = {
 }
 
 
+FIND_NONFINITE = (
+    " Then find the cause: look at the first non-finite loss or gradient before that step."
+)
+FIND_OVERFLOW = (
+    "Find the op that overflows: a lower scale fixes nothing that does not depend on the scale."
+    " Look at the loss first; if it is finite, at the gradients of the optimizer named here before"
+    " scaler.unscale_(). "
+)
+FIND_MAKER = " If it is NaN already, look for the op that made it."
+SEARCHES = (FIND_NONFINITE, FIND_OVERFLOW, FIND_MAKER)
+"""How to find the cause, which is no advice where it is known."""
+
+
+def without_search(advice: str) -> str:
+    """Return advice to whoever knows the cause."""
+    for search in SEARCHES:
+        advice = advice.replace(search, "")
+    return advice
+
+
 def advice_of(tried: Sequence[Tried], kind_advice: str) -> str:
     """Return what to change: first the remedy that cures it, then what else is possible.
 

@@ -381,6 +381,14 @@ def test_a_clip_of_scaled_gradients_tells_the_limit_that_is_left() -> None:
     assert "scaler.unscale_(optimizer)" in finding.advice
 
 
+def test_a_limit_on_values_has_no_norm_to_show() -> None:
+    """Neither in words nor among the numbers."""
+    finding = Case().see(scaled_clip()._replace(function="clip_grad_value_", norm=NAN)).one
+
+    assert "norm" not in finding.summary
+    assert "norm" not in finding.evidence
+
+
 @pytest.mark.parametrize("limit", [1024.0, 5000.0, math.inf, NAN])
 def test_a_limit_that_was_multiplied_by_the_scale_is_right(limit: float) -> None:
     """So is one that only measures; one that is a tensor is not known."""

@@ -215,6 +215,17 @@ def test_the_switch_of_autocast_is_named_where_it_is_on(desk: Desk, *, is_on: bo
     assert ("enabled=False" in made.advice) is is_on
 
 
+def test_where_the_derivative_is_a_root_the_advice_has_a_remedy_for_inverse_cosines(
+    desk: Desk,
+) -> None:
+    """PyTorch computes theirs by rsqrt, as it does those of other functions."""
+    desk.culprits.observe_trace(
+        traced(backward("rsqrt", answer=Answer(Fault.POINT, math.inf)), bad={"w": {0}}, scale=4.0)
+    )
+
+    assert "before acos" in desk.only.advice
+
+
 def test_an_outlier_in_the_data_is_said_to_be_one(desk: Desk) -> None:
     """What overflows is what the model was called with."""
     made = _said(inside("_to_copy", reads_argument=True, **OVER), desk)

@@ -2,10 +2,14 @@
 
 import pickle
 import typing
+from dataclasses import replace
 
 import pytest
 from msgspec import Struct
 
+from ampwatch.diagnosis.kinds.kind import Kind
+from ampwatch.diagnosis.scale.kinds import SCALE_COLLAPSE
+from ampwatch.diagnosis.state.kinds import PARAM_NONFINITE
 from ampwatch.wire import records
 from ampwatch.wire.records import (
     SKIP_CLASSES,
@@ -70,3 +74,20 @@ def test_a_record_survives_pickling() -> None:
 def test_what_cured_it_comes_before_what_did_not(tried: list[Tried], words: str) -> None:
     """As an instruction; what was not tried comes last."""
     assert advice_of(tried, "Clamp it.") == f"{words}Clamp it."
+
+
+@pytest.mark.parametrize(
+    ("kind", "goal", "rest"),
+    [
+        (PARAM_NONFINITE, "find the cause", "restore the last good checkpoint."),
+        (SCALE_COLLAPSE, "Find the op", "Stop the run before the scale reaches 2^-128"),
+    ],
+)
+def test_nobody_is_sent_to_look_for_a_cause_that_is_named(kind: Kind, goal: str, rest: str) -> None:
+    """The finding is beside the one that explains it."""
+    alone = Finding(kind.slug, Severity.CRITICAL, "", "", kind.advice)
+    caused = replace(alone, root=False, caused_by="masked_row_nan@attn")
+
+    assert goal in alone.advice
+    assert goal not in caused.advice
+    assert rest in caused.advice

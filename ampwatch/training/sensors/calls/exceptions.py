@@ -92,6 +92,7 @@ def _describe(
         parameters=count,
         source="" if own is None else f"{own.tb_frame.f_code.co_filename}:{own.tb_lineno}",
         in_float16=() if optimizer is None else _in_float16(optimizer, index, names),
+        in_function=own is not None and _is_function(own.tb_frame.f_back),
     )
 
 
@@ -120,6 +121,12 @@ def _optimizer_of(frame: FrameType) -> Optimizer | None:
 def _goes_back(frame: FrameType) -> bool:
     is_torchs = frame.f_globals.get("__name__", "") in ("torch.autograd", "torch.autograd.graph")
     return is_torchs and frame.f_code.co_name in ("backward", "_engine_run_backward")
+
+
+def _is_function(frame: FrameType | None) -> bool:
+    """Whether a frame calls the ``backward`` of a function as it is, without ``custom_bwd``."""
+    function = None if frame is None else frame.f_locals.get("self")
+    return isinstance(function, torch.autograd.function.BackwardCFunction)
 
 
 def _without_gradient(

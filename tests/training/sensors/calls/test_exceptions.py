@@ -132,6 +132,33 @@ def test_a_layer_outside_autocast_that_is_fed_half_is_named() -> None:
     assert (finding.where, finding.op, finding.phase) == ("1", "linear", "forward")
 
 
+@pytest.mark.parametrize("is_decorated", [False, True])
+def test_the_backward_of_a_function_is_to_be_decorated(*, is_decorated: bool) -> None:
+    """Unless it is, and has been called without autocast."""
+
+    def double(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(True)
+        return x * 2
+
+    def backward(_ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient @ torch.ones(4, 4, dtype=torch.float16)
+
+    if is_decorated:
+        double = torch.amp.custom_fwd(double, device_type="cpu")
+        backward = torch.amp.custom_bwd(backward, device_type="cpu")
+    made = {"forward": staticmethod(double), "backward": staticmethod(backward)}
+    function: Any = type("Doubled", (torch.autograd.Function,), made)
+    model = nn.Linear(4, 4)
+
+    def loop() -> None:
+        function.apply(model(torch.ones(2, 4))).sum().backward()
+
+    _, (finding,) = ended(model, scaler(), loop)
+
+    assert finding.phase == "backward"
+    assert ("torch.amp.custom_bwd" in finding.advice) is not is_decorated
+
+
 def test_a_loss_without_a_graph_is_a_matter_of_backward() -> None:
     """Detached somewhere."""
     model = nn.Linear(4, 1)

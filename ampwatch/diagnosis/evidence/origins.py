@@ -244,6 +244,9 @@ class OpTrace(Struct):
         made = self.gradient_origins
         if not made or any(origin.kind is not OriginKind.SENT for origin in made):
             return ""
+        # With weights that were not finite before it, what is sent shows nothing of how they became so.
+        if any(o.kind is OriginKind.PARAMETER and not o.out.is_negative_only for o in self.origins):
+            return ""
         where = in_words(f"param:{next(iter(self.bad_gradients))}")
         return (
             f"no op of this rank made the gradient of {where} non-finite: {made[0].op} brought it"

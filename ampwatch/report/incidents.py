@@ -25,7 +25,8 @@ class Incident:
     """A finding that nothing else explains, and what it explains.
 
     Attributes:
-        finding: As the rank has it that saw it first; of several the one to which it is worst.
+        finding: As the rank has it that saw it first; of several one that knows
+            its cause, and then the one to which it is worst.
         ranks: The ranks that found it.
         is_current: Whether the finding itself still holds, on any rank.
         symptoms: What it explains, in the order in which it was found, and what that explains.
@@ -94,9 +95,9 @@ def incidents(
     return sorted(shown, key=lambda s: (not s.goes_on, -SEVERITIES.index(s.severity), s.first_step))
 
 
-def _precedence(finding: Finding) -> tuple[int, int]:
-    """Sort key of the same finding on several ranks: the first one, of equals the worst."""
-    return finding.first_step, -SEVERITIES.index(finding.severity)
+def _precedence(finding: Finding) -> tuple[int, bool, int]:
+    """Sort key of the same finding on several ranks: the first one, of equals one with a cause, then the worst."""
+    return finding.first_step, finding.root, -SEVERITIES.index(finding.severity)
 
 
 def _roots(by_key: dict[str, Incident]) -> dict[str, Incident]:

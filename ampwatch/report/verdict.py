@@ -213,7 +213,7 @@ def judge(of_ranks: Sequence[JudgedRank], world_size: int, now_s: float) -> RunV
     """Pass the verdict on a run.
 
     The worst rank speaks; of equals the one whose failure is the cause, then the one with the worst
-    incident, then the lowest. A finished rank is never shown for those still running.
+    incident, then one that has its cause, then the lowest. A finished rank is never shown for those still running.
 
     Args:
         of_ranks: What is known of its ranks; at least one.
@@ -229,10 +229,12 @@ def judge(of_ranks: Sequence[JudgedRank], world_size: int, now_s: float) -> RunV
     # A finding that one rank has as a root may be explained by what only another one has.
     place = {m.finding.key: i for i, incident in enumerate(shown) for m in incident.members}
 
-    def badness(rank: int) -> tuple[int, bool, int, int]:
+    def badness(rank: int) -> tuple[int, bool, int, bool, int]:
         verdict = by_rank[rank]
-        incident = len(shown) if verdict.root is None else place[verdict.root.finding.key]
-        return verdict.level.badness, not verdict.is_cause, incident, rank
+        key = "" if verdict.root is None else verdict.root.finding.key
+        incident = place.get(key, len(shown))
+        is_symptom = bool(key) and shown[incident].finding.key != key
+        return verdict.level.badness, not verdict.is_cause, incident, is_symptom, rank
 
     shown_rank = min(by_rank, key=badness)
     judged = by_rank[shown_rank]

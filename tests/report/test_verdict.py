@@ -427,3 +427,18 @@ def test_a_finished_rank_does_not_speak_for_one_that_runs() -> None:
     verdict = of_run(rank_after([*calm(30), end()]), rank_after(calm(30), rank=1))
 
     assert verdict.shown_rank == 1
+
+
+def test_what_one_rank_explains_is_no_headline_of_another_one() -> None:
+    """Ranks skip together; the rank with the op that has failed speaks, and its copy of the skips is shown."""
+    span = {"first_step": 5, "last_step": 29}
+    op = made(Severity.CRITICAL, "It overflows.", kind=FORWARD_OVERFLOW.slug, where="a", **span)
+    sent = made(Severity.CRITICAL, "Another rank did it.", **span)
+    caused = made(Severity.CRITICAL, "It skips.", root=False, caused_by=op.finding.key, **span)
+
+    verdict = of_run(rank_after([*calm(30), sent]), rank_after([*calm(30), op, caused], rank=1))
+
+    assert verdict.sentence == "rank 1: It overflows"
+    (incident,) = verdict.incidents
+    assert [m.finding.summary for m in incident.members] == ["It overflows.", "It skips."]
+    assert incident.symptoms[0].ranks == [0, 1]

@@ -246,12 +246,18 @@ class OpTrace(Struct):
 
     def sent(self) -> str:
         """Return, as a sentence, which gradient another rank has made non-finite; empty if one is made here."""
-        made = self.gradient_origins
-        if not made or any(origin.kind is not OriginKind.SENT for origin in made):
+        made = frozenset().union(*self.bad_gradients.values())
+        for origin in reversed(self.origins):
+            if origin.parents and origin.index in made:  # NaN of infinities: look for these
+                made = made - {origin.index} | origin.parents
+        if not made or any(self.origins[i].kind is not OriginKind.SENT for i in made):
+            return ""
+        # With weights that were not finite before it, what is sent shows nothing of how they became so.
+        if any(o.kind is OriginKind.PARAMETER and not o.out.is_negative_only for o in self.origins):
             return ""
         where = in_words(f"param:{next(iter(self.bad_gradients))}")
         return (
-            f"no op of this rank made the gradient of {where} non-finite: {made[0].op} brought it"
+            f"no op of this rank made the gradient of {where} non-finite: {self.origins[min(made)].op} brought it"
             f" from another rank at step {self.step}, whose findings name the op"
         )
 

@@ -53,6 +53,7 @@ class CulpritOps(Detector):
         self._doubted_since: int | None = None
         self._is_settled = False
         self._inputs: dict[int, BadInput] = {}
+        self._received: set[int] = set()
         self._witness = ScaleWitness()
 
     @takes(BadInput)
@@ -150,6 +151,14 @@ class CulpritOps(Detector):
     def observe_trace(self, trace: OpTrace) -> None:
         """Take in an iteration that was traced op by op; on a device some iterations later."""
         found = diagnose(trace, self._witness.observe(trace))
+        kinds = {origin.kind for origin in trace.origins}
+        if OriginKind.SENT in kinds and OriginKind.INPUT not in kinds:
+            # Another rank has sent what the model read: the data is not at fault, whatever a replay shows.
+            self._inputs.pop(trace.step, None)
+            self._received.add(trace.step)
+        self._received = {step for step in self._received if step > trace.step - DOUBT_STEPS}
+        if found is not None and found.kind is NONFINITE_INPUT and trace.step in self._received:
+            found = None
         self._settle(trace, is_named=found is not None)
         if found is None:
             if trace.harmful and trace.step > self.explained_at:

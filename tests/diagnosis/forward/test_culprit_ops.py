@@ -515,6 +515,21 @@ def test_a_bad_input_is_named_when_its_iteration_has_failed(desk: Desk) -> None:
     assert desk.culprits.explained_at == 3
 
 
+def test_what_another_rank_has_sent_is_no_bad_data(desk: Desk) -> None:
+    """Neither by the check of inputs nor by a replay, in which it is an input. That of another step is."""
+    sent = outside("recv_", kind=OriginKind.SENT)
+    given = inside("_to_copy", kind=OriginKind.INPUT)
+    desk.culprits.observe_input(BAD)
+    desk.culprits.observe_trace(traced(sent, bad={"a": {0}}, step=3))
+    desk.culprits.observe_trace(traced(given, step=3, is_replay=True))
+    _judge(desk, 3, SKIP)
+    assert desk.book.findings == []
+
+    desk.culprits.observe_input(BAD._replace(step=4))
+    _judge(desk, 4, SKIP)
+    assert desk.only.kind == "nonfinite_input"
+
+
 def test_a_bad_input_that_does_no_harm_is_forgotten(desk: Desk) -> None:
     """The model knows how to live with it."""
     desk.culprits.observe_input(BAD)

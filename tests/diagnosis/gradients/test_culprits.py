@@ -13,7 +13,7 @@ from ampwatch.diagnosis.gradients.culprits import Culprits
 from ampwatch.diagnosis.steps.steps import StepVerdict
 from ampwatch.wire.records import SkipClass, Topic
 from tests.workshop.iterations import iteration
-from tests.workshop.origins import backward, traced
+from tests.workshop.origins import backward, inside, traced
 from tests.workshop.replay import measured
 
 
@@ -190,6 +190,20 @@ def test_a_gradient_that_was_left_is_forgotten_when_another_reason_is_seen_or_a_
         else:
             culprits.observe_trace(traced(left, backward("mm"), bad={"w": {0, 1}}))
         assert not culprits.left_over
+
+
+def test_nan_of_what_another_rank_has_sent_is_said_to_be_from_there() -> None:
+    """What it has sent was infinite, and an op here has made NaN of that; not so of an infinity made here."""
+    culprits = culprits_among()
+    for step, kind in enumerate((OriginKind.SENT, OriginKind.OP)):
+        take(culprits, math.inf)
+        first = inside("all_reduce", kind=kind)
+        nan = inside("addmm", parents=frozenset({0}))
+        culprits.observe_trace(traced(first, nan, bad={"head.weight": {0, 1}}, step=7 + step))
+        if kind is OriginKind.SENT:
+            assert "all_reduce brought it from another rank at step 7" in culprits.in_words()
+        else:
+            assert "another rank at step 8" not in culprits.in_words()
 
 
 def test_a_gradient_that_another_rank_has_sent_is_said_to_be_until_a_step_is_taken() -> None:

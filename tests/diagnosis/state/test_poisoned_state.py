@@ -114,6 +114,7 @@ def test_the_op_of_a_step_that_breaks_weights_is_named_with_its_line(
         (1, {}, False),  # the weights were finite after it
         (2, {"is_scaled": True}, False),  # the scaler skips such a step
         (2, {"bad": {"a.weight": {0, 1}}}, False),  # something was made here as well
+        (2, {"beside": OriginKind.PARAMETER}, False),  # weights of this rank were broken before it
     ],
 )
 def test_weights_that_the_gradient_of_another_rank_has_broken_are_said_to_be(
@@ -126,7 +127,8 @@ def test_weights_that_the_gradient_of_another_rank_has_broken_are_said_to_be(
     for step, ranges in enumerate(([], [sound], [broken], [broken])):
         if step == sent_at:
             given = {"bad": {"a.weight": {0}}, "step": step, **more}
-            replay.diagnosis.observe(traced(sent, backward(), **given))
+            beside = backward(kind=given.pop("beside", OriginKind.OP))
+            replay.diagnosis.observe(traced(sent, beside, **given))
         replay.take(*ranges)
 
     finding = replay.only("param_nonfinite")

@@ -306,7 +306,7 @@ class PoisonedState(Detector):
 
         def says(since: int) -> str:
             return (
-                f"{counted(len(bad), 'parameter')} {_have(bad)} NaN or infinite elements as of step"
+                f"{counted(len(bad), 'parameter')} {_have(bad)} NaN or infinite elements, first seen at step"
                 f" {since}, most of them in {in_words(where)}: {_words(worst)}; nothing this training does from"
                 f" here on is of use{self._cause}"
             )
@@ -397,7 +397,7 @@ class PoisonedState(Detector):
                     " finite either"
                 )
             return (
-                f"{counted(len(bad), 'buffer')} {_have(bad)} NaN or infinite elements as of step"
+                f"{counted(len(bad), 'buffer')} {_have(bad)} NaN or infinite elements, first seen at step"
                 f" {since}, the first of them {in_words(where)}: {_words(first)}. Skipping the"
                 f" step of an optimizer does not undo what the iteration has written: what is computed"
                 f" with it is not finite either"

@@ -45,7 +45,8 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(Replay, "run", noted)
     monkeypatch.setattr(inquiry.Pace, "allows", lambda _pace, _step: True)
-    monkeypatch.setattr(Escalation, "failed", property(lambda self: (self._step, 1024.0, True)))
+    each = property(lambda self: (self._step, 1024.0, True), lambda _self, _newest: None)
+    monkeypatch.setattr(Escalation, "failed", each, raising=False)
     return outcomes
 
 

@@ -20,7 +20,7 @@ import torch._dynamo.testing
 from torch import nn
 
 import ampwatch
-from ampwatch.integrations.attached import Attached
+from ampwatch.integrations.attached import Callback
 from ampwatch.training import announcement, outlet
 from ampwatch.training import monitor as watching
 from ampwatch.training.iteration.ledger import IterationLedger
@@ -592,7 +592,7 @@ def test_trouble_with_the_ring_is_a_warning_and_training_goes_on(
     ("name", "call"),
     [
         ("serve", lambda _, given: ampwatch.monitor(Net(), serve=given)),
-        ("serve", lambda _, given: Attached("a callback", serve=given, settings={})),
+        ("serve", lambda _, given: Callback("a callback", None, {}, serve=given)),
         ("by_module", lambda watch, given: watch.log_to(print, by_module=given)),
     ],
     ids=["monitor", "callback", "log_to"],

@@ -51,12 +51,11 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-    from ampwatch.diagnosis.evidence.iteration import StepTime
+    from ampwatch.diagnosis.evidence.iteration import StepTime, TensorRange
     from ampwatch.diagnosis.pipeline import Diagnosis
     from ampwatch.guard import Guard
     from ampwatch.training.hooks import events as on
     from ampwatch.training.hooks.bus import Bus, OpenIteration
-    from ampwatch.training.iteration.samples import RangeSamples
     from ampwatch.training.model.optimizers import OptimizerRegistry
     from ampwatch.training.transfer.losses import LossSum
     from ampwatch.training.transfer.measuring import Sample
@@ -101,6 +100,26 @@ class Clock(Struct):
 
     monotonic_ns: Callable[[], int] = time.perf_counter_ns
     unix_ns: Callable[[], int] = time.time_ns
+
+
+class Samples(Protocol):
+    """The measurements that belong to an iteration: ranges of tensors."""
+
+    def seal(self) -> Sample | None:
+        """Send off what was measured; ``None`` if nothing was."""
+
+    def take(self, sample: Sample) -> Sequence[TensorRange]:
+        """Return the measurements of a sample that has arrived."""
+
+    def discard(self, sample: Sample) -> None:
+        """Let go of a sample that nobody will ask for."""
+
+    @property
+    def quiet(self) -> int:
+        """Iterations, the open one included, before one in which something may be measured."""
+
+    def pass_by(self, num: int, duration_s: float) -> None:
+        """Account for ``num`` quiet iterations that have ended, and took so long altogether (unit: s)."""
 
 
 class Schedulers(Protocol):
@@ -196,7 +215,7 @@ class IterationLedger(Sensor):
         readback: Readback,
         registry: OptimizerRegistry,
         judge: Diagnosis,
-        samples: RangeSamples | None,
+        samples: Samples | None,
         clock: Clock,
         schedulers: Schedulers | None = None,
     ) -> None:

@@ -73,8 +73,7 @@ def summary_of(found: Diagnosed, trace: OpTrace) -> str:
         "why": _why(found),
         "when": "in backward" if found.phase == _BACKWARD else "between backward and the step",
     }
-    is_beside = found.kind is NONFINITE_INPUT and found.where == "loss" and trace.is_replay
-    sentence = (_COMPUTED if is_beside else _sentence(found)).format(**words)
+    sentence = _sentence(found).format(**words)
     if found.kind is BACKWARD_NONFINITE_ANY_SCALE and trace.loss_nonfinite is False:
         sentence += "; the loss is finite"
     # Where the advice to turn autocast off would be of no use.
@@ -119,12 +118,6 @@ _OF_NOTHING = (
     "{op} made {became} in {dtype}, since step {step}: the mean is taken over no elements (no row, or"
     " no label that counts), which is 0/0"
 )
-
-_COMPUTED = (
-    "{op} read {became} at step {step}, in a tensor that needs no gradient and is not from the model: the"
-    " data, or what the program has computed from it"
-)
-"""Of the graph of a loss, which holds what was read and not how it was made."""
 
 _OF_MASK = "A mask of -inf became NaN: {op}, since step {step}. 0 * inf and inf - inf are invalid operations"
 
@@ -246,15 +239,8 @@ def advice_of(found: Diagnosed, tried: Sequence[Tried] = ()) -> str:
         return KEEP_OFF_ZERO
     # Advised where the op, computed again, has had a result for the same numbers in a wider format.
     is_of_format = origin.out.dtype in HALF and math.isfinite(origin.answer.amax)
-    is_of_batch = found.kind is NONFINITE_INPUT and found.where == "loss"
-    first = _OF_BATCH if is_of_batch else _IN_FLOAT32.get(found.kind.slug, "") * is_of_format
-    return first + found.kind.advice
+    return _IN_FLOAT32.get(found.kind.slug, "") * is_of_format + found.kind.advice
 
-
-_OF_BATCH = (
-    "If it is computed from the batch (advantages, weights, normalized targets), look there first: torch.std of"
-    " one sample is NaN, and so is 0/0. "
-)
 
 _UNHIDE = (
     "Do not change gradients between backward and scaler.unscale_(optimizer): nan_to_num and clamp, in a"

@@ -265,8 +265,7 @@ def _judge_given(origin: Origin, descent: Descent) -> Diagnosed | None:
     if origin.is_inside and _is_collective(origin):
         return None  # what FSDP gathers are shards of weights
     used_by_model = _is_used_by_model(origin)
-    is_nan = _is_missing(origin) or (origin.out.nans and descent.is_met(origin))
-    if origin.out.numel == 1 and not (used_by_model or is_nan):
+    if origin.out.numel == 1 and not (used_by_model or _is_missing(origin)):
         return None
     return _as_data(origin, descent)
 

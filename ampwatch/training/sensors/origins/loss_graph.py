@@ -63,10 +63,7 @@ def loss_trace(roots: Sequence[Any], begins_at: int, step: int) -> OpTrace | Non
     for node in nodes:
         seen = _seen(node)
         if any(not values.is_finite for values in seen.inputs):
-            # Else it came from the model, or from an op that nothing is known of.
-            given = _given(node)
-            read = seen._replace(out=given, inputs=())
-            return None if given is None else _trace_of(read, step, OriginKind.INPUT)
+            return None  # it came from the model, or from an op that nothing is known of
         if seen.out is not None and not seen.out.is_finite:
             return _trace_of(seen, step)
     return None
@@ -135,29 +132,10 @@ def _asked_again(op: str, saved: dict[str, Any]) -> Tensor | None:
     return None
 
 
-_OPERANDS = ("self", "other")
-"""Arguments of the ops of two tensors, in the order of the nodes that gave them."""
-
-
-def _given(node: Any) -> Values | None:
-    """Return what an op of two tensors has read that is NaN and that no node gave it; ``None`` without.
-
-    It needs no gradient: a target, or a weight that is computed from data. The other one may be from the model.
-    """
-    saved = dict(_saved_by(node))
-    for name, (giver, _) in zip(_OPERANDS, node.next_functions, strict=False):
-        value: Any = saved.get(name)
-        if giver is None and _is_readable(value):
-            values = values_of(value)
-            if values.nans:
-                return values
-    return None
-
-
-def _trace_of(seen: _Seen, step: int, kind: OriginKind = OriginKind.OP) -> OpTrace:
+def _trace_of(seen: _Seen, step: int) -> OpTrace:
     origin = Origin(
         index=0,
-        kind=kind,
+        kind=OriginKind.OP,
         name="",
         op=seen.op,
         overload=f"aten.{seen.op}",
@@ -169,6 +147,5 @@ def _trace_of(seen: _Seen, step: int, kind: OriginKind = OriginKind.OP) -> OpTra
         needs_grad=True,
         number=seen.number,
         spread_to={"loss"},
-        in_backward=kind is OriginKind.INPUT,
     )
     return OpTrace(step, [origin], loss_nonfinite=True, has_trained=True, is_replay=True, num_ops=1)

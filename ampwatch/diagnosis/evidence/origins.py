@@ -132,7 +132,8 @@ class Origin(Struct):
         is_hook: Whether it ran in backward, but in no node of the graph: in a hook, as those of
             ``DistributedDataParallel``.
         derivative_of: Op whose derivative it is a part of; empty in forward, in the user's own functions, and if unknown.
-        source: File and line of the user's code, of a derivative that of the op in forward; empty if unknown.
+        source: File and line of the user's code, of a derivative that of the op in forward,
+            or of ``backward()`` if that is not known; empty if unknown.
         has_autocast: Whether autocast was on there; ``None`` if that is not known.
         reads_argument: Whether it reads what the model was called with; ``False`` also if unknown.
         answer: Result of the op in float64, if its inputs were finite.

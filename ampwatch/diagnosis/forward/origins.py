@@ -44,11 +44,15 @@ class Descent:
     Args:
         trace: The iteration.
         lasting: Origins of backward that were seen at several loss scales and did not shrink.
+
+    Attributes:
+        has_failed: Whether the iteration has failed, and nothing else explains it.
     """
 
     def __init__(self, trace: OpTrace, lasting: AbstractSet[int]) -> None:
         self.trace = trace
         self.lasting = lasting
+        self.has_failed = False
         self._children: dict[int, list[Origin]] = {}
         for origin in trace.origins:
             for parent in origin.parents:
@@ -178,6 +182,10 @@ def diagnose(trace: OpTrace, lasting: AbstractSet[int] = frozenset()) -> Diagnos
         return None
     descent = Descent(trace, lasting)
     found = [d for origin in origins if (d := _judge(origin, descent)) is not None]
+    if not found and (trace.loss_nonfinite or trace.bad_gradients):
+        # It may have gone on as a Python number (a weight of the loss), which no op shows.
+        descent.has_failed = True
+        found = [d for origin in origins if (d := _judge(origin, descent)) is not None]
     if not found and trace.is_refused:
         found = _refused(origins)
     if not found:
@@ -244,7 +252,8 @@ def _judge(origin: Origin, descent: Descent) -> Diagnosed | None:
 
 def _is_of_training(origin: Origin, descent: Descent) -> bool:
     """Whether what happens outside of the model is no number that is only logged: the model reads it, or it has a graph."""
-    return descent.in_graph(origin) or bool(descent.spread(origin) - {"loss"})
+    is_seen = descent.in_graph(origin) or bool(descent.spread(origin) - {"loss"})
+    return is_seen or descent.has_failed
 
 
 def _is_number(origin: Origin) -> bool:

@@ -6,7 +6,7 @@ import random
 import sys
 import warnings
 from functools import cache, partial
-from threading import get_ident
+from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -486,20 +486,38 @@ def _without_warnings(undo: list[Undo]) -> None:
     Neither by a filter nor by what shows a warning: the one has Python show once more what it shows
     once, and the other has it take for shown what was not.
     """
-    me, before = get_ident(), warnings.warn
-
-    def warn(
-        message: Any, category: Any = None, stacklevel: int = 1, *args: Any, **kwargs: Any
-    ) -> None:
-        if get_ident() != me:
-            before(message, category, stacklevel + 1, *args, **kwargs)
+    me = get_ident()
+    with _silencing:
+        if not _silent:
+            _spoken.append(warnings.warn)
+            warnings.warn = _warn
+        _silent.add(me)
 
     def restore() -> None:
-        if warnings.warn is warn:
-            warnings.warn = before
+        with _silencing:
+            _silent.discard(me)
+            if not _silent and _spoken:
+                before = _spoken.pop()
+                if warnings.warn is _warn:
+                    warnings.warn = before
 
     undo.append(restore)
-    warnings.warn = warn
+
+
+def _warn(
+    message: Any, category: Any = None, stacklevel: int = 1, *args: Any, **kwargs: Any
+) -> None:
+    """Warn as ``warnings.warn`` does, but for threads that replay."""
+    if get_ident() not in _silent:
+        # A module that was imported meanwhile may keep this one for good.
+        before = next(iter(_spoken), _of_python)
+        before(message, category, stacklevel + 1, *args, **kwargs)
+
+
+_of_python = warnings.warn
+_silencing = Lock()
+_silent: set[int] = set()
+_spoken: list[Any] = []
 
 
 def _random_numbers_of_now(draws: Draws) -> Undo:

@@ -58,7 +58,7 @@ def test_a_target_that_is_computed_without_gradients_is_no_metric() -> None:
 LAST = {"loss_nonfinite": None, "has_trained": False}
 
 
-@pytest.mark.parametrize("more", [{}, {"loss_nonfinite": True}, LAST])
+@pytest.mark.parametrize("more", [{}, LAST])
 @pytest.mark.parametrize("spread", [set(), {"loss"}])
 def test_a_number_that_is_only_logged_is_no_failure(spread: set[str], more: dict[str, Any]) -> None:
     """As the PSNR of a perfect image, read after the step or after the last: no graph has it, and no model."""
@@ -69,6 +69,20 @@ def test_a_number_that_is_only_logged_is_no_failure(spread: set[str], more: dict
         found = diagnose(traced(outside("log10", **(psnr | used)), **LAST))
         assert found is not None, used
         assert found.origin.op == "log10"
+
+
+def test_what_no_graph_has_is_named_where_nothing_else_explains_the_failure() -> None:
+    """A weight of the loss that was computed from data goes on as a Python number, which no op shows."""
+    weight = outside("reciprocal", out=Values("float32", 1, posinf=True), inputs=(TINY,))
+    found = diagnose(traced(weight, loss_nonfinite=True))
+    assert found is not None
+    assert found.origin.op == "reciprocal"
+
+    culprit = inside("log", out=Values("float32", 1, neginf=True), inputs=(TINY,))
+    culprit.spread_to = {"loss"}
+    found = diagnose(traced(weight, culprit, loss_nonfinite=True))
+    assert found is not None
+    assert found.origin.op == "log"
 
 
 @pytest.mark.parametrize("op", ["pow", "_foreach_pow"])

@@ -25,7 +25,11 @@ from ampwatch.training.hooks.sources import frames, is_in_users_hook, user_frame
 from ampwatch.training.kernels.admission import local_part, unwrapped
 from ampwatch.training.model.tensors import parts_of, tensors_in
 from ampwatch.training.ops import operands as ops
-from ampwatch.training.private import MODULE_CALLS, next_sequence_number, sequence_number
+from ampwatch.training.private import (
+    MODULE_CALLS,
+    next_sequence_number,
+    sequence_number,
+)
 from ampwatch.training.sensors.origins.reading import (
     ORDINARY,
     AtOnce,
@@ -127,18 +131,18 @@ class _Lines:
     def __init__(self) -> None:
         self._thread = get_ident()
         self._next = next_sequence_number()
-        # Triples, and not three lists: an interrupt between two appends would leave one longer.
-        self._lines: list[tuple[int, str, int]] = []
+        # Tuples, and not lists of each: an interrupt between two appends would leave one longer.
+        self._lines: list[tuple[int, str, str, int]] = []
 
-    def note(self) -> None:
-        """Take in an op that has returned: the nodes made since the op before are its own."""
+    def note(self, op: str) -> None:
+        """Take in an op that has returned, by its base name: the nodes made since the op before are its own."""
         number = next_sequence_number()
         # Each thread counts its own nodes, and autograd has threads of its own.
         if number == self._next or get_ident() != self._thread or len(self._lines) >= MAX_OPS:
             return
         frame = user_frame()
         if frame is not None:
-            self._lines.append((self._next, frame.f_code.co_filename, frame.f_lineno))
+            self._lines.append((self._next, op, frame.f_code.co_filename, frame.f_lineno))
         self._next = number
 
     def of(self, node: Any) -> str:
@@ -147,8 +151,9 @@ class _Lines:
         index = bisect_left(self._lines, (number + 1,)) - 1
         if index < 0 or number >= self._next:
             return ""
-        _, file, line = self._lines[index]
-        return f"{file}:{line}"
+        _, op, file, line = self._lines[index]
+        # Not so if a view, which is no op here, or another thread has made the node.
+        return f"{file}:{line}" if ops.op_of(node) in op else ""
 
 
 class _Noted(NamedTuple):
@@ -261,7 +266,7 @@ class OriginFollower:
         """
         if not self._is_quiet:
             return False
-        self._lines.note()
+        self._lines.note(call.info.name)
         out = call.out
         made = out if type(out) is tuple or type(out) is list else (out,)
         for tensor in made:
@@ -291,7 +296,7 @@ class OriginFollower:
         reading = self._reading
         self._count += 1
         self._is_quiet = False
-        self._lines.note()
+        self._lines.note(call.info.name)
         if self._count == 1:
             self._suspect_buffers(call)
         if place.phase is Phase.BACKWARD:
@@ -405,8 +410,8 @@ class OriginFollower:
         key = self._reading.key
         is_back = place.phase is Phase.BACKWARD
         node = ops.computing_node() if is_back else None
-        # Functions of the user's have a backward that is theirs.
-        is_users = node is None or is_in_users_hook()
+        # Functions of the user's have a backward that is theirs; what copies slices is the derivative of no op.
+        is_users = node is None or type(node).__name__ == "CopySlices" or is_in_users_hook()
         source = place.source or ("" if is_users else self._lines.of(node))
         return OpFacts(
             overload=str(call.func),

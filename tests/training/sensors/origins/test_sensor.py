@@ -623,6 +623,24 @@ def test_a_backward_that_the_user_has_written_has_its_own_line() -> None:
     assert linecache.getline(file, int(line)).strip() == "return gradient / x"
 
 
+def test_slices_that_were_written_in_place_have_no_line_of_another_op() -> None:
+    """Their node is numbered after the op, as that of the next one."""
+    model = Calling(lambda x: x)
+    with Traced(model) as traced:
+        out = model(torch.zeros(4)).clone()
+        out[1:3].sqrt_()
+        out.cos().sum().backward()
+
+    first = next(o for o in traced.origins if o.phase is Phase.BACKWARD)
+    assert first.derivative_of == ""
+    assert "backward()" in linecache.getline(*_split(first.source))
+
+
+def _split(source: str) -> tuple[str, int]:
+    file, _, line = source.rpartition(":")
+    return file, int(line)
+
+
 HIDING = {
     "a hook of a tensor": "hidden",
     "a hook of parameters": "parameters",

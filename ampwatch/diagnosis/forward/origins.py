@@ -251,7 +251,10 @@ def _judge(origin: Origin, descent: Descent) -> Diagnosed | None:
 
 
 def _is_of_training(origin: Origin, descent: Descent) -> bool:
-    """Whether what happens outside of the model is no number that is only logged: the model reads it, or it has a graph."""
+    """Whether what happens outside of the model is no number that is only logged.
+
+    The model reads it, it has a graph, or nothing else explains a failure.
+    """
     is_seen = descent.in_graph(origin) or bool(descent.spread(origin) - {"loss"})
     return is_seen or descent.has_failed
 

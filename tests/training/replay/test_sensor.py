@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +16,7 @@ import ampwatch
 from ampwatch.training.iteration import programs
 from ampwatch.training.replay import sensor as replaying
 from ampwatch.training.replay.inquiry import Pace
-from ampwatch.training.replay.replay import Replay
+from ampwatch.training.replay.replay import Replay, _without_warnings
 from ampwatch.training.sensors.ops.census import OpCensusSensor
 
 if TYPE_CHECKING:
@@ -337,7 +338,6 @@ def test_at_deep_the_remedies_are_tried_as_well() -> None:
     assert found.count == 1
 
 
-@pytest.mark.rotating
 def test_a_replay_warns_of_nothing_and_leaves_later_warnings_as_they_were(
     recwarn: pytest.WarningsRecorder,
 ) -> None:
@@ -357,6 +357,28 @@ def test_a_replay_warns_of_nothing_and_leaves_later_warnings_as_they_were(
     assert warnings.warn is before
 
 
+def test_replays_that_overlap_leave_the_warnings_of_each_thread_as_they_were(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    """The one that began first ends first: what it has put back is not taken away by the other."""
+    warnings.simplefilter("always")
+    before = warnings.warn
+    here: list[Callable[[], object]] = []
+    there: list[Callable[[], object]] = []
+    with ThreadPoolExecutor(1) as another:
+        _without_warnings(here)
+        warnings.warn("unheard", stacklevel=1)
+        another.submit(_without_warnings, there).result()
+        here.pop()()
+        warnings.warn("heard", stacklevel=1)
+        another.submit(warnings.warn, "unheard", stacklevel=1).result()
+        another.submit(there.pop()).result()
+
+    assert warnings.warn is before
+    assert [str(w.message) for w in recwarn] == ["heard"]
+
+
+@pytest.mark.rotating
 def test_a_setting_switches_it_off() -> None:
     """Then a fault of one step is not named, and nothing is kept."""
     found, _ = train(boost, replay="off")

@@ -203,7 +203,8 @@ format: $(INSTALLED) ## Format the code and mend what can be mended
 .PHONY: docs
 docs: $(INSTALLED) ## Write what is generated again: tables, pages, pictures (ARGS=--train trains for them first)
 	$(BIN)/python -m ampwatch.host.metrics.catalog > docs/metrics.md
-	$(BIN)/python -m ampwatch.state.facts > docs/logged-metrics.md
+	sed -i '/^<!-- From here on generated/,$$d' docs/loggers.md
+	$(BIN)/python -m ampwatch.state.facts >> docs/loggers.md
 	$(BIN)/python -m ampwatch.settings > docs/settings.md
 	$(BIN)/python -m tools.site.patched > docs/what-is-patched.md
 	$(BIN)/python -m ampwatch.diagnosis.kinds

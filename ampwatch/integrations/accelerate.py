@@ -30,7 +30,7 @@ def track(
     """Watch what an Accelerator has prepared, and have its trackers log the numbers.
 
     From then on each ``accelerator.log(values, step)`` also logs ``amp/loss_scale``, ``amp/grad_norm`` and
-    the others of docs/logged-metrics.md at that step, and ``accelerator.end_training()`` ends the monitor.
+    the others of docs/loggers.md at that step, and ``accelerator.end_training()`` ends the monitor.
     ``accelerator.get_tracker("ampwatch").tracker`` is the monitor. One of your own that watches this
     training already is taken, and stays open at the end.
 

@@ -46,7 +46,7 @@ class AmpwatchCallback(Callback, _Callback):  # type: ignore[misc, valid-type] #
     """Watches each ``fit()`` of a Trainer, and logs the numbers with those of the LightningModule.
 
     The GradScaler is that of the Trainer's precision plugin. Each ``log_every_n_steps`` steps
-    ``amp/loss_scale``, ``amp/grad_norm`` and the others of docs/logged-metrics.md go to the Trainer's loggers,
+    ``amp/loss_scale``, ``amp/grad_norm`` and the others of docs/loggers.md go to the Trainer's loggers,
     and stand in ``trainer.logged_metrics`` and ``trainer.callback_metrics``. A training that ends by
     an exception ends as failed. Automatic and manual optimization.
 

@@ -28,7 +28,7 @@ class AmpwatchCallback(Callback, TrainerCallback):  # type: ignore[misc] # its b
     """Watches each ``train()`` of a Trainer, and adds the numbers to what it logs.
 
     The model and the GradScaler are those that the Trainer has prepared. ``amp/loss_scale``,
-    ``amp/grad_norm`` and the others of docs/logged-metrics.md stand in each log of the training, so that
+    ``amp/grad_norm`` and the others of docs/loggers.md stand in each log of the training, so that
     everything in ``report_to`` gets them, and in ``trainer.state.log_history``. A training that ends
     by an exception ends as failed.
 

@@ -85,7 +85,7 @@ def _parse_one(text: str) -> Check:
         raise SettingsError(msg)
     key = SHORT.get(match["name"], match["name"])
     if key not in FACTS:
-        near = did_you_mean(key, [*SHORT, *FACTS], "docs/logged-metrics.md lists the keys")
+        near = did_you_mean(key, [*SHORT, *FACTS], "docs/loggers.md lists the keys")
         msg = f"expected one of {', '.join(SHORT)} or a key of a logger, got {key!r}{near}"
         raise SettingsError(msg)
     is_percent = bool(match["unit"])

@@ -2,7 +2,7 @@
 
 A row has the reader of a number of ``RankState``, what it says, its name in Prometheus and its key for
 loggers. The daemon exports the rows that have a name (``host/metrics``); ``watch.metrics()``, callbacks and
-loggers hand out those that have a key, and ``docs/logged-metrics.md`` is printed from them
+loggers hand out those that have a key, and the end of ``docs/loggers.md`` is printed from them
 (``python -m ampwatch.state.facts``). A new number takes a field of its record and a row here. Names,
 keys and units are frozen once released.
 
@@ -550,10 +550,9 @@ def flat(rank: RankState, facts: Iterable[Fact] = LOGGED) -> dict[str, float]:
 _HEAD = "| key | unit | what it says | in Prometheus |\n| --- | --- | --- | --- |\n"
 
 _INTRODUCTION = f"""\
-# Logged metrics
+<!-- From here on generated from ampwatch/state/facts.py: make docs -->
 
-Generated from `ampwatch/state/facts.py`; change what is there, then run
-`python -m ampwatch.state.facts > docs/logged-metrics.md`.
+## Logged metrics
 
 `watch.metrics()` returns these numbers as a flat dictionary of floats; callbacks and loggers get the same ones. An unknown number has no
 key. The last column is the PromQL of the same number, by run and rank; *sum:* is that of a histogram, over all iterations.
@@ -570,7 +569,7 @@ _SUMMARY = f"""
 
 
 def markdown() -> str:
-    """Return the text of ``docs/logged-metrics.md``."""
+    """Return the end of ``docs/loggers.md``: a table of all keys, and one of those of ``summary()``."""
     return "".join([_INTRODUCTION, *map(_line, LOGGED), _SUMMARY, *map(_line, WHOLE_RUN)])
 
 

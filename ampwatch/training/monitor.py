@@ -287,7 +287,7 @@ class Monitor:
     def metrics(self) -> dict[str, float]:
         """Return the newest numbers, flat, for any logger: ``{"amp/loss_scale": 65536.0, ...}``.
 
-        docs/logged-metrics.md lists keys and units; an unknown number has no key. They can be read after
+        docs/loggers.md lists keys and units; an unknown number has no key. They can be read after
         ``close()``.
 
         Returns:
@@ -299,7 +299,7 @@ class Monitor:
         return self._logged(LOGGED)
 
     def summary(self) -> dict[str, float]:
-        """Return ``metrics()`` and the totals of the run, as of now or of its end; see docs/logged-metrics.md."""
+        """Return ``metrics()`` and the totals of the run, as of now or of its end; see docs/loggers.md."""
         return self._logged((*LOGGED, *WHOLE_RUN))
 
     def gradient_norms(self) -> dict[str, float]:

@@ -29,14 +29,12 @@ INDEX = "README"
 GUIDES = (
     "callbacks",
     "diagnosis",
-    "glossary",
     "gpu",
     "lab",
     "metrics",
     "operate",
     "page",
     "settings",
-    "terminal",
     "using",
     "what-is-patched",
 )

@@ -1,4 +1,4 @@
-"""The examples of docs/terminal.md: `python -m tests.cli.terminal_examples` writes their output there."""
+"""The examples of docs/page.md: `python -m tests.cli.terminal_examples` writes their output there."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from ampwatch.wire.records import Record
 
-PAGE = ROOT / "docs" / "terminal.md"
+PAGE = ROOT / "docs" / "page.md"
 WIDTH = 100
 NOW_S = START + 90.0
 BROKEN_AT = 40

@@ -82,7 +82,7 @@ def test_an_incomplete_installation_is_one_line(
 
 def test_a_terminal_that_knows_no_utf_8_gets_what_it_can_show() -> None:
     """A question mark for a letter, no traceback."""
-    asked = ("-m", "ampwatch", "explain", "glossary", "gpu")
+    asked = ("-m", "ampwatch", "explain", "page", "gpu")
     assert python(*asked, PYTHONIOENCODING="ascii").stderr == ""
 
 

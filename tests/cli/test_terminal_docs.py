@@ -1,4 +1,4 @@
-"""docs/terminal.md: every command of ours is there, with the output that it has."""
+"""docs/page.md: commands in a terminal, with the output that they have."""
 
 from __future__ import annotations
 

@@ -617,7 +617,7 @@ class Monitor:
             _open.remove(self)
 
     def _end(self, error: BaseException | None) -> None:
-        if error is not None and not self._closed:
+        if not self._closed:
             self._session.ended_by(error)
         self._close(*_how_it_ended(error))
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import torch
 
 from ampwatch import laboratory
-from ampwatch.diagnosis.calls.known_errors import refuses_nonfinite
 from ampwatch.diagnosis.detector import Known
 from ampwatch.diagnosis.evidence.iteration import SamplingCost
 from ampwatch.diagnosis.pipeline import Diagnosis, LastStep, SelfCost
@@ -38,6 +37,7 @@ from ampwatch.training.model.optimizers import OptimizerRegistry, Trained
 from ampwatch.training.ops.events import OP_EVENTS
 from ampwatch.training.ops.mode import USERS_MODES
 from ampwatch.training.other_ranks import Shards
+from ampwatch.training.replay.raised import Ending
 from ampwatch.training.replay.sensor import ReplaySensor
 from ampwatch.training.scalers.loss_scaler import NOT_KNOWN, AnswerError, as_outcome, as_scale
 from ampwatch.training.sensors.calls.exceptions import describe
@@ -397,18 +397,25 @@ class Session:
         if origins is not None:
             origins.guard.run(origins.poll)
 
-    def ended_by(self, error: BaseException) -> None:
-        """Explain the exception that has ended the training, if it is a known one. Never raises."""
-        self._ending.run(self._describe, error)
+    def ended_by(self, error: BaseException | None) -> None:
+        """Explain what has ended the training, as far as it is known. Never raises.
 
-    def _describe(self, error: BaseException) -> None:
+        Args:
+            error: The exception; ``None`` where the program has not closed its monitor.
+        """
+        if error is None or isinstance(error, (Exception, SystemExit)):
+            self._ending.run(self._describe, error)
+
+    def _describe(self, error: BaseException | None) -> None:
         context = self._context
-        each = list(describe(error, self._iteration.step, context.names, context.registry))
+        ending = Ending.by(error)
         # The op at fault first: what it was refused for is its consequence.
-        origins = self._one(OriginSensor)
-        if origins is not None and any(refuses_nonfinite(one.message) for one in each):
+        origins, replays = self._one(OriginSensor), self._one(ReplaySensor)
+        if origins is not None and ending.is_of_nonfinite:
             origins.guard.run(origins.refused)
-        for raised in each:
+        if replays is not None:
+            replays.guard.run(replays.ended, ending)
+        for raised in describe(error, self._iteration.step, context.names, context.registry):
             self.diagnosis.observe(raised)
 
     @property

@@ -409,7 +409,7 @@ def _report(
         is_once=True,
         summary=(
             f"Training ended at step {seen.step}{place} with {seen.type_name} ({shown!r}):"
-            f" {known.meaning}{names}"
+            f" {known.meaning}{names}{_variables(seen)}"
         ),
         kind_advice=f"{remedy} {API_ERROR.advice}".strip(),
         op=op,
@@ -418,6 +418,16 @@ def _report(
         source=seen.source,
         evidence=evidence,
     )
+
+
+def _variables(seen: Raised) -> str:
+    """Return, as a sentence, which variables of the line held what is not finite; empty if none did."""
+    bad = [f"{name} ({dtype}, {n} of {numel})" for name, dtype, n, numel in seen.variables if n]
+    good = [f"{name} ({dtype})" for name, dtype, n, _ in seen.variables if not n]
+    if not bad:
+        return ""
+    finite = f"; all finite: {_list(good)}" if good else ""
+    return f". Not finite in the variables of that line: {_list(bad)}{finite}"
 
 
 def _where(seen: Raised, phase: str) -> str:

@@ -204,6 +204,8 @@ class Raised(NamedTuple):
         source: ``file:line`` of the user's innermost line.
         in_float16: Parameters of the optimizer that are float16 themselves.
         in_function: It was raised by the ``backward`` of an ``autograd.Function`` of the user's.
+        variables: What the tensors in the variables of that line's frame held, where it refuses what is
+            not finite: name, dtype, and how many elements of how many are not finite.
     """
 
     step: int
@@ -219,3 +221,4 @@ class Raised(NamedTuple):
     source: str
     in_float16: tuple[str, ...] = ()
     in_function: bool = False
+    variables: tuple[tuple[str, str, int, int], ...] = ()

@@ -276,6 +276,10 @@ class AutocastLeft(NamedTuple):
     """A ``torch.autocast`` region has been left in the calling thread."""
 
 
+class ExitCalled(NamedTuple):
+    """``sys.exit`` is called with a status that says failed."""
+
+
 class CompileCalled(NamedTuple):
     """``torch.compile`` was called; nothing runs compiled yet."""
 

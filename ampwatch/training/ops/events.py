@@ -26,7 +26,8 @@ class OpPlace(NamedTuple):
             the line that is running.
         follows_fused: Whether code has run in this iteration that computes without ops.
         unseen: Those of its inputs that such code may have written.
-        is_compiled: Whether compiled code has called it, in which autocast is explicit casts.
+        hides_autocast: Whether it is not known if autocast was on: compiled code has called it, in which autocast
+            is explicit casts, or it is run again from a traceback.
     """
 
     phase: Phase
@@ -35,7 +36,7 @@ class OpPlace(NamedTuple):
     source: str = ""
     follows_fused: bool = False
     unseen: tuple[Tensor, ...] = ()
-    is_compiled: bool = False
+    hides_autocast: bool = False
 
 
 class OpsBegan(NamedTuple):

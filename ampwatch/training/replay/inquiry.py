@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.origins import OpTrace
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.replay.kept_calls import KeptCall
+    from ampwatch.training.replay.raised import Ending
     from ampwatch.training.replay.replay import Replay
     from ampwatch.wire.records import Remedy
 
@@ -132,6 +133,7 @@ class Inquiry:
         suspect: What the graph of a loss has reported of an iteration; ``None`` without one.
         withholds: Whether what a replay finds is kept until it is known whether weights have broken by it.
         withheld: What is kept.
+        ending: How the training has ended, in the iteration that is made again last; ``None`` before.
     """
 
     def __init__(self, context: Context) -> None:
@@ -139,6 +141,7 @@ class Inquiry:
         self.suspect: OpTrace | None = None
         self.withholds = False
         self.withheld: OpTrace | None = None
+        self.ending: Ending | None = None
         self._context = context
         self._around = ReplicaSurroundings()
         self._origins = OriginFollower(self._around, finite_checks)
@@ -203,7 +206,7 @@ class Inquiry:
 
     def stop(self) -> None:
         """Forget everything."""
-        self.suspect = self.withheld = None
+        self.suspect = self.withheld = self.ending = None
         if self._running is not None:
             self._running.close()
         self._end()
@@ -237,7 +240,9 @@ class Inquiry:
                     )
                     self._hand_on(trace)
                     return
-            explained = self._blame_loss(step, is_model_finite=is_model_finite)
+            # First what has lines: nodes of a graph have none.
+            explained = yield from self._follow_ending(step, calls)
+            explained = explained or self._blame_loss(step, is_model_finite=is_model_finite)
             if explained or not (is_finite and goes_back):
                 return
             for call in calls:
@@ -252,7 +257,31 @@ class Inquiry:
                     self._hand_on(trace)
                     return
         finally:
-            self.pace.replayed(step, explained=explained)
+            if self.ending is None:
+                self.pace.replayed(step, explained=explained)
+
+    def _follow_ending(self, step: int, calls: Sequence[KeptCall]) -> Generator[None, None, bool]:
+        """Make the calls outside of the models again that have ended the training; return whether that explains it."""
+        if self.ending is None or not self.ending.is_of_nonfinite:
+            return False
+        regions = calls[-1].autocast if calls else ()
+        watched = {id(module) for _, module in self._context.names.modules()}
+        seen: dict[tuple[str, str], OpTrace] = {}
+        for call in self.ending.calls(regions, self._context.home.devices):
+            if id(call.outside) in watched:
+                continue
+            try:
+                trace = yield from self._trace(step, call, 1.0, None)
+            except ReplayRefusedError:
+                continue
+            found = None if trace is None or not trace.is_refused else diagnose(trace)
+            # What it has read may have been computed: it is no data.
+            if trace is not None and found is not None and found.kind is not NONFINITE_INPUT:
+                seen.setdefault((found.origin.op, found.origin.out.dtype), trace)
+        if len(seen) != 1:
+            return False  # nothing, or it depends on whether autocast was on
+        self._hand_on(*seen.values())
+        return True
 
     def _hand_on(self, trace: OpTrace) -> None:
         if self.withholds:
@@ -267,7 +296,7 @@ class Inquiry:
             return False
         if not is_model_finite and not suspect.origins[0].inputs:
             return False  # nobody knows whether what the op was given was finite
-        suspect.is_scaled = self._context.is_scaled
+        suspect.is_scaled, suspect.has_trained = self._context.is_scaled, self.ending is None
         self._context.observe(suspect)
         return True
 
@@ -303,14 +332,18 @@ class Inquiry:
         replay = replay_of(call, context, remedy, goes_back=goes_back)
         around.begin(replay, scale if call.returns_loss else math.nan)
         origins.begin(step, is_late=self._has_accelerator and not is_host(context.home.device))
+        is_refused = False
         try:
             outcome = replay.run(origins.note, scale)
             around.take(outcome)
-        except BaseException:
-            origins.give_up()
-            raise
+        except BaseException as error:
+            ending = self.ending if isinstance(error, ReplayRefusedError) else None
+            if ending is None or not ending.is_same(error.__cause__):
+                origins.give_up()
+                raise
+            is_refused = ending.is_of_nonfinite
         dropped = origins.dropped
-        origins.end()
+        origins.end(is_refused=is_refused)
         while around.trace is None and origins.dropped == dropped and origins.in_flight:
             yield
         trace = around.trace
@@ -318,7 +351,7 @@ class Inquiry:
             trace.is_replay = not (call.returns_loss or goes_back)
             if goes_back and not call.returns_loss:
                 trace.loss_nonfinite = None  # it is computed from what was replayed
-            trace.has_trained = True
+            trace.has_trained = self.ending is None
             trace.is_scaled = context.is_scaled
             trace.of_compiled = context.bus.runs_compiled
         return trace

@@ -169,6 +169,7 @@ class KeptCall:
         tensors: Its tensors, with their version counters as they were.
         is_fed: Whether a tensor among its arguments was computed with gradients, and is no data.
         returns_loss: Whether it has returned a scalar that backward can begin with.
+        outside: The module, where it is no part of a watched model and nobody else may hold it; else ``None``.
 
     Raises:
         ReplayRefusedError: If an argument is of a type that cannot be kept.
@@ -186,6 +187,7 @@ class KeptCall:
         "draws",
         "is_fed",
         "nbytes",
+        "outside",
         "returns_loss",
         "tensors",
     )
@@ -200,6 +202,7 @@ class KeptCall:
         # Weak: the newest call of a model that somebody has replaced must not keep it.
         self._model = weakref.ref(model)
         self._is_apart = self.is_fed = self.returns_loss = False
+        self.outside: nn.Module | None = None
         self.draws = draws
         self.autocast: tuple[Autocast, ...] = ()
         for device_type in autocast_types():

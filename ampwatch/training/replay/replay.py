@@ -35,6 +35,7 @@ from ampwatch.training.private import (
 )
 from ampwatch.training.replay.kept_calls import Autocast, Draws, ReplayRefusedError
 from ampwatch.training.replay.replica import ReplicaModel
+from ampwatch.wire.blackbox.exception import text_of
 from ampwatch.wire.records import Measure
 
 if TYPE_CHECKING:
@@ -245,9 +246,8 @@ class Replay:
             _put_back(undo)
             raise
         self.prefix = prefix
-        self._names = {
-            key: f"{prefix}{name}".rstrip(".") for key, name in self.replica.names.items()
-        }
+        names = {} if call.outside is not None else self.replica.names
+        self._names = {key: f"{prefix}{name}".rstrip(".") for key, name in names.items()}
         self._stack = ModuleStack()
         self._mode: _ReplayMode | None = None
         self._forced: ForcedEager | None = None
@@ -308,10 +308,10 @@ class Replay:
             self._backward(output, scale)
         except (ReplayRefusedError, torch.OutOfMemoryError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if is_of_a_signal(error):
                 raise
-            words = f"{type(error).__name__}: {error}".partition("\n")[0]
+            words = f"{type(error).__name__}: {text_of(error)}".partition("\n")[0]
             why = f"it raised {words[:160]}"
             raise ReplayRefusedError(why) from error
         return output
@@ -358,10 +358,11 @@ class Replay:
         is_backward = graph_task() != -1
         phase = Phase.BACKWARD if is_backward else Phase.FORWARD
         name = self._stack.name()
-        is_inside = bool(name) or not is_backward
+        is_outside = self._call.outside is not None
+        is_inside = bool(name) or not (is_backward or is_outside)
         if not name and is_backward:
             name = self._stack.name_of_node(thread)
-        return OpPlace(phase, name, is_inside)
+        return OpPlace(phase, name, is_inside, hides_autocast=is_outside)
 
     def _follow_modules(self) -> None:
         """Note which module runs, and have the one that the remedy is for run in float32."""

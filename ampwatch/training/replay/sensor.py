@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ampwatch.training.devices import HOST
 from ampwatch.training.hooks import events as on
 from ampwatch.training.hooks.compiling import SETTLED
 from ampwatch.training.hooks.sensor import Sensor
@@ -19,6 +21,7 @@ from ampwatch.training.private import graph_task, next_sequence_number
 from ampwatch.training.replay.inquiry import Inquiry
 from ampwatch.training.replay.keeping import CallKeeper
 from ampwatch.training.replay.kept_calls import ReplayRefusedError
+from ampwatch.training.replay.raised import Ending
 from ampwatch.training.replay.replay import loss_in, replay_of
 from ampwatch.training.replay.witnesses import Witnesses
 from ampwatch.training.sensors.origins.loss_graph import loss_trace
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ampwatch.guard import Guard
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.ops.events import OpsBegan, OpsEnded
     from ampwatch.training.replay.kept_calls import KeptCall
@@ -67,6 +71,7 @@ class ReplaySensor(Sensor):
         if context.is_scaled:
             self.deaf_to = frozenset({"backward_began", "optimizer_stepping", "optimizer_stepped"})
         self._context = context
+        self.guard: Guard = context.bus.guard(self.name)
         self._bus = context.bus
         self._home = context.home
         context.memory.add("replay", self.held_bytes)
@@ -84,7 +89,7 @@ class ReplaySensor(Sensor):
         self._hooked_at = -1
         self._is_followed = False
         self._is_known = False
-        self._num_received = 0
+        self._num_received = self._thread = 0
         self._refusals: dict[str, int] = {}
         self.why_not = ""
 
@@ -147,6 +152,7 @@ class ReplaySensor(Sensor):
     def root_called(self, event: on.RootCalled) -> None:
         """Keep a call that records gradients."""
         self._num_received += 1
+        self._thread = get_ident()
         is_backward = graph_task() != -1
         if not torch.is_grad_enabled() or is_backward or self.why_not:
             return
@@ -292,6 +298,34 @@ class ReplaySensor(Sensor):
             items = [Item(name, module_of(name), p.detach()) for name, p in broken]
             self._context.measuring.measure(Topic.WEIGHT, items, STATE)
 
+    def exit_called(self, _event: on.ExitCalled) -> None:
+        """Replay what is left open: many a training ends so when its loss is not finite."""
+        if get_ident() == self._thread:
+            self.ended(Ending.by(None))
+
+    def ended(self, ending: Ending) -> None:
+        """Replay the iteration that the end of the training has left open, and wait for what that shows.
+
+        On a device each replay waits for it; ``DRAIN_SECONDS`` do not apply, as the program ends here.
+        """
+        if self._is_followed or self._is_known or not self._is_listening:
+            return
+        step = self._context.iteration.step
+        self._inquiry.stop()
+        suspects = ending.suspects()
+        if suspects and self._hooked_at != step:
+            self._inquiry.suspect = loss_trace(suspects, self._loss_begins_at, step)
+        self._inquiry.ending = ending
+        try:
+            self._begin(step, self.calls.take_open(), 1.0, goes_back=ending.is_of_nonfinite)
+            while self._inquiry.is_running:
+                for device in self._home.devices:
+                    if device.type != HOST:
+                        torch.get_device_module(device).synchronize(device)
+                self._go_on(self._inquiry.advance)
+        finally:
+            self._inquiry.ending = None
+
     def _check_loss(self, losses: Sequence[Any]) -> bool:
         """Keep what the graph of a loss says that is known not to be finite; return whether one is."""
         # A loop, as in nearly every step there is one loss, and it is finite.
@@ -315,8 +349,10 @@ class ReplaySensor(Sensor):
         if not all(self.calls.random.knows(call.draws) for call in calls):
             self._count("the random numbers that it has drawn are not known")
             calls = ()
-        if (calls or self._inquiry.suspect is not None) and not self.why_not:
-            self._go_on(partial(self._inquiry.begin, step, calls, scale, goes_back=goes_back))
+        inquiry = self._inquiry
+        has_more = inquiry.suspect is not None or inquiry.ending is not None
+        if (calls or has_more) and not self.why_not:
+            self._go_on(partial(inquiry.begin, step, calls, scale, goes_back=goes_back))
 
     def _go_on(self, replay: Callable[[], None]) -> None:
         """Make calls again, and take in why that was not possible."""

@@ -124,6 +124,9 @@ PLACES: tuple[Place, ...] = (
         communication.place_communication,
         when="in trainings of several ranks",
     ),
+    Place(
+        "sys.exit", FUNCTION, (on.ExitCalled,), functions.place_exit, when="at standard and deep"
+    ),
     Place("torch.utils.swap_tensors", FUNCTION, (on.TensorsSwapping,), forward.place_swap),
     # For no sensor, and so at every level: what is captured goes by all of them unseen.
     Place(

@@ -20,6 +20,7 @@ from ampwatch.training.hooks.events import (
     ClipEnded,
     ClippingByNorm,
     ClippingByValue,
+    ExitCalled,
 )
 from ampwatch.training.hooks.taps import listen, listen_to_function
 from ampwatch.training.private import (
@@ -115,6 +116,17 @@ def place_batches(bus: Bus, handles: list[Any]) -> None:
         bus.note(BatchArrived)
 
     handles.append(listen(LOADER_ITERATOR, "__next__", before=before, after=after, failed=after))
+
+
+def place_exit(bus: Bus, handles: list[Any]) -> None:
+    """Hear that the program ends itself as failed: when exit handlers run the model may be gone."""
+    channel = bus.channel(ExitCalled)
+
+    def before(args: tuple[Any, ...], _kwargs: Any) -> None:
+        if args and args[0] not in (None, 0):
+            channel.emit(ExitCalled())
+
+    handles.append(listen_to_function(sys, "exit", before=before))
 
 
 is_compiling = torch.compiler.is_compiling

@@ -10,8 +10,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ampwatch.diagnosis.calls.known_errors import refuses_nonfinite
 from ampwatch.diagnosis.evidence.calls import Raised
 from ampwatch.training.hooks.sources import is_users_file, line_of
+from ampwatch.training.kernels.admission import is_of_floats
+from ampwatch.training.kernels.dtypes import name_of
 from ampwatch.wire.blackbox.exception import text_of
 
 if TYPE_CHECKING:
@@ -42,7 +45,7 @@ OPERATORS = {
 
 
 def describe(
-    error: BaseException, step: int, names: Names, registry: OptimizerRegistry
+    error: BaseException | None, step: int, names: Names, registry: OptimizerRegistry
 ) -> Iterator[Raised]:
     """Yield a description of an exception, and of each that it was raised from.
 
@@ -79,10 +82,11 @@ def _describe(
     own = next(
         (link for link in reversed(trail) if is_users_file(link.tb_frame.f_code.co_filename)), None
     )
+    text = text_of(error)
     return Raised(
         step=step,
         type_name=type(error).__name__,
-        message=text_of(error),
+        message=text,
         module=None if module is None else modules[id(module)],
         module_type="" if module is None else type(module).__name__,
         op=next((op for link in reversed(trail) if (op := _op_of(link))), ""),
@@ -93,6 +97,7 @@ def _describe(
         source="" if own is None else f"{own.tb_frame.f_code.co_filename}:{own.tb_lineno}",
         in_float16=() if optimizer is None else _in_float16(optimizer, index, names),
         in_function=own is not None and _is_function(own.tb_frame.f_back),
+        variables=() if own is None or not refuses_nonfinite(text) else _held(own.tb_frame),
     )
 
 
@@ -102,6 +107,15 @@ def _trail(traceback: TracebackType | None) -> list[TracebackType]:
         trail.append(traceback)
         traceback = traceback.tb_next
     return trail[-MAX_FRAMES:]
+
+
+def _held(frame: FrameType) -> tuple[tuple[str, str, int, int], ...]:
+    """Return name, dtype, number of elements that are not finite and of all, of the tensors of a frame."""
+    return tuple(
+        (name, name_of(value.dtype), int((~value.detach().isfinite()).sum()), value.numel())
+        for name, value in frame.f_locals.items()
+        if is_of_floats(value)
+    )
 
 
 def _module_of(frame: FrameType, modules: dict[int, str]) -> nn.Module | None:

@@ -420,7 +420,7 @@ class OriginFollower:
             gradient=self._gradient_among(read, place),
             is_hook=is_back and node is None,
             source=source or user_source(),
-            has_autocast=None if place.is_compiled else ops.has_autocast(device),
+            has_autocast=None if place.hides_autocast else ops.has_autocast(device),
             # To walk over the frames would take too long where every op is asked.
             reads_argument=not self._reading.is_late
             and place.is_inside

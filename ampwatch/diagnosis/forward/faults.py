@@ -25,8 +25,15 @@ finite number overflows."""
 RECIPROCALS = frozenset({"reciprocal", "rsqrt", "_foreach_reciprocal", "_foreach_rsqrt"})
 """Ops that are not finite only where the argument is zero, all but zero, or negative."""
 
-DOMAINS = frozenset({"sqrt", "_foreach_sqrt", "acos", "asin", "acosh", "atanh", "erfinv", "lgamma"})
+DOMAINS = (
+    frozenset({"sqrt", "_foreach_sqrt", "acos", "asin", "acosh", "atanh", "erfinv", "lgamma"})
+    | LOGARITHMS
+    | RECIPROCALS
+)
 """Ops that are NaN where the argument is outside of their domain, and infinite at its ends at most."""
+
+POWERS = ("pow", "_foreach_pow")
+"""How the names of powers begin: NaN where the base is negative, and infinite at zero for an exponent below it."""
 
 DIVISIONS = frozenset({"div", "true_divide", "_foreach_div", "addcdiv", "_foreach_addcdiv"})
 
@@ -54,9 +61,10 @@ def fault_of(origin: Origin) -> Fault:
         return Fault.POINT
     if origin.answer.fault is not Fault.UNKNOWN:
         return origin.answer.fault
-    if origin.op.rstrip("_") in DOMAINS:
-        return Fault.INVALID if origin.out.nans else Fault.POINT
-    if _is_small_number(origin):
+    op = origin.op.rstrip("_")
+    if origin.out.nans and (op in DOMAINS or op.startswith(POWERS)):
+        return Fault.INVALID
+    if op in DOMAINS or _is_small_number(origin, op):
         return Fault.POINT
     return Fault.INVALID if _cannot_overflow(origin) else Fault.OVERFLOW
 
@@ -85,13 +93,10 @@ def is_of_nothing(origin: Origin) -> bool:
     return origin.op in MEANS or any(values.numel == 0 for values in origin.inputs)
 
 
-def _is_small_number(origin: Origin) -> bool:
+def _is_small_number(origin: Origin, op: str) -> bool:
     """Whether something that it needs is zero, or all but zero."""
-    op = origin.op.rstrip("_")
-    if op in LOGARITHMS or op in RECIPROCALS:
-        return True
-    if op.startswith("pow") or op == "_foreach_pow":
-        return origin.number < 0 or origin.out.nans
+    if op.startswith(POWERS):
+        return origin.number < 0
     if op in DIVISIONS:
         return origin.out.nans or not _divisor(origin) >= SMALL
     return False

@@ -186,8 +186,11 @@ class Lineage:
             out = bad[index]
             origins = parents
             if (out.nans and not has_nans) or not parents:
+                ancestors = [self._origins[parent] for parent in parents]
+                reads_graph = any(o.needs_grad or o.joins_graph for o in ancestors)
                 made = self._originate(op, out, index, given, parents)
                 self._origins[made].reads_posinf = has_posinf
+                self._origins[made].reads_graph = reads_graph
                 origins = frozenset({made})
             else:
                 self._spread(origins, op)

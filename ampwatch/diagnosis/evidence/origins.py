@@ -125,6 +125,7 @@ class Origin(Struct):
         inputs: The floating-point inputs of the op, as far as their values are known.
         parents: Origins of the infinities that NaN were made of.
         reads_posinf: Whether one of these was positive when the op read it, whatever its sign was at first.
+        reads_graph: Whether these had a graph when the op read them.
         needs_grad: Whether an input of the op requires a gradient.
         number: The Python number given as second argument, an exponent or a divisor; NaN without.
         is_stepping: Whether an optimizer was stepping.
@@ -160,6 +161,7 @@ class Origin(Struct):
     inputs: Sequence[Values] = ()
     parents: frozenset[int] = frozenset()
     reads_posinf: bool = False
+    reads_graph: bool = False
     needs_grad: bool = False
     number: float = math.nan
     is_stepping: bool = False

@@ -122,6 +122,9 @@ FILLS = frozenset(
 )
 """Ops that write a number."""
 
+PRODUCTS = frozenset({"addmm", "baddbmm", "bmm", "convolution", "dot", "mm", "mv"})
+"""Ops that multiply by what they read, and add up: no mask is meant for them."""
+
 CHOOSERS = frozenset(
     {
         "amax",
@@ -277,7 +280,7 @@ def _judge_given(origin: Origin, descent: Descent) -> Diagnosed | None:
     if origin.is_inside and _is_collective(origin):
         return None  # what FSDP gathers are shards of weights
     used_by_model = _is_used_by_model(origin)
-    if origin.out.numel == 1 and not (used_by_model or _is_missing(origin)):
+    if origin.out.numel == 1 and not (used_by_model or _is_missing(origin, descent)):
         return None
     return _as_data(origin, descent)
 
@@ -287,7 +290,10 @@ def _as_data(origin: Origin, descent: Descent) -> Diagnosed | None:
     if origin.out.is_negative_only and _is_mask(origin, descent):
         return None
     used_by_model = _is_used_by_model(origin)
-    if not _spoils(origin, descent) or not (used_by_model or descent.trace.has_trained):
+    trace = descent.trace
+    # What a replay of a part of the program reads may have been computed before it.
+    is_seen = used_by_model or trace.has_trained or (trace.is_refused and not trace.is_replay)
+    if not (is_seen and _spoils(origin, descent)):
         return None
     where = "" if used_by_model else "loss"
     return Diagnosed(NONFINITE_INPUT, origin, where, _phase(origin))
@@ -304,7 +310,7 @@ def _judge_written(origin: Origin, descent: Descent) -> Diagnosed | None:
         return None
     if origin.phase not in (Phase.FORWARD, Phase.EVAL):
         return None
-    if not origin.is_inside and (_is_used_by_model(origin) or _is_missing(origin)):
+    if not origin.is_inside and (_is_used_by_model(origin) or _is_missing(origin, descent)):
         return _as_data(origin, descent)
     # Infinity is right in many places. It is wrong where it comes out as the loss.
     if origin.is_inside and _is_in_loss(origin, descent) and not descent.began_earlier:
@@ -316,9 +322,18 @@ def _is_used_by_model(origin: Origin) -> bool:
     return origin.is_inside or any(place != "loss" for place in origin.spread_to)
 
 
-def _is_missing(origin: Origin) -> bool:
-    """Whether NaN was written into a tensor, as data that is missing is, and not computed with."""
-    return origin.out.nans and origin.op.rstrip("_") in FILLS
+def _is_missing(origin: Origin, descent: Descent) -> bool:
+    """Whether it was written into a tensor, as data that is missing is, and not computed with.
+
+    NaN; or an infinity that a product reads before any graph has it. Scores are masked in one, but for those of a replay.
+    """
+    children = descent.children(origin)
+    is_data = origin.out.nans or (
+        bool(children)
+        and not descent.trace.is_replay
+        and all(c.op in PRODUCTS and not c.reads_graph for c in children)
+    )
+    return is_data and origin.op.rstrip("_") in FILLS
 
 
 def _is_mask(origin: Origin, descent: Descent) -> bool:

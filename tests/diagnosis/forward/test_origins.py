@@ -415,6 +415,26 @@ def test_a_mask_that_is_multiplied_by_zero_is_one() -> None:
     assert _kind(mask, child) == "masked_row_nan"
 
 
+@pytest.mark.parametrize("changes", [{}, {"is_refused": True, **LAST}])
+@pytest.mark.parametrize(
+    ("op", "more", "kind"),
+    [
+        ("bmm", {}, "nonfinite_input"),
+        ("bmm", {"reads_graph": True}, "masked_row_nan"),
+        ("mul", {}, "masked_row_nan"),
+    ],
+)
+def test_infinite_data_that_a_product_reads_is_no_mask(
+    op: str, more: dict[str, Any], kind: str, changes: dict[str, Any]
+) -> None:
+    """As a pose, in a loss that is refused as well; in a replay what is read may have been computed."""
+    pose = outside("fill_", kind=OriginKind.CONSTANT, out=MASK._replace(numel=1), **OVER)
+    pose.spread_to = {"loss"}
+    child = outside(op, out=NAN, parents=frozenset({0}), needs_grad=True, **OVER, **more)
+    assert _kind(pose, child, **changes) == kind
+    assert _kind(pose, child, **changes, is_replay=True) != "nonfinite_input"
+
+
 @pytest.mark.parametrize("out", [MASK, INF, NAN])
 def test_a_number_that_the_program_writes_inside_of_the_model_is_meant(out: Values) -> None:
     """A sentinel that a minimum starts from, a fill."""

@@ -303,12 +303,14 @@ def test_nan_of_infinities_is_their_child() -> None:
         x = full(100.0).exp() * 2.0
         x - x
         (-x).softmax(0)
+        (x * torch.ones(1, requires_grad=True)).softmax(0)
 
-    parent, child, masked = traced.origins
+    parent, child, masked, scored = traced.origins
     assert (parent.op, child.op, masked.op) == ("exp", "sub", "_softmax")
     assert child.parents == masked.parents == {parent.index}
     assert child.out.nans
     assert (child.reads_posinf, masked.reads_posinf) == (True, False)
+    assert (child.reads_graph, scored.reads_graph) == (False, True)
 
 
 def test_gradients_that_are_not_finite_at_the_end_name_their_origins() -> None:

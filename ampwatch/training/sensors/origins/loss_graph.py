@@ -33,6 +33,9 @@ MAX_NODES = 512
 MAX_NUMEL = 2**24
 """Elements of a tensor that an op is asked with again."""
 
+BOUNDED = frozenset({"log_softmax", "sigmoid", "softmax", "tanh"})
+"""Ops that have saved their result alone, which is finite for all finite inputs."""
+
 _SAVED = "_saved_"
 _RESULT = "result"
 
@@ -62,7 +65,8 @@ def loss_trace(roots: Sequence[Any], begins_at: int, step: int) -> OpTrace | Non
         return None
     for node in nodes:
         seen = _seen(node)
-        if any(not values.is_finite for values in seen.inputs):
+        is_of_others = seen.op in BOUNDED and not (seen.out is None or seen.out.is_finite)
+        if is_of_others or any(not values.is_finite for values in seen.inputs):
             return None  # it came from the model, or from an op that nothing is known of
         if seen.out is not None and not seen.out.is_finite:
             return _trace_of(seen, step)

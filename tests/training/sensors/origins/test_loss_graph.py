@@ -54,3 +54,12 @@ def test_a_divisor_that_is_zero_decides_without_what_is_divided() -> None:
 
     assert trace is not None
     assert [origin.op for origin in trace.origins] == ["div"]
+
+
+def test_a_softmax_of_scores_that_were_not_saved_is_no_origin() -> None:
+    """Of finite scores it is finite: what adds a mask to them saves nothing."""
+    weight = torch.ones(2, requires_grad=True)
+    before = torch._C._autograd._get_sequence_nr()
+    scores = weight + torch.tensor([0.0, -torch.inf])
+
+    assert loss_trace([(scores.log_softmax(0) * torch.zeros(2)).sum()], before, 5) is None

@@ -232,6 +232,11 @@ class OpTrace(Struct):
         return [self.origins[i] for i in sorted(frozenset().union(*self.bad_gradients.values()))]
 
     @property
+    def holds_nans(self) -> bool:
+        """Whether what the model holds has NaN: what is made of that has, and of masks as well."""
+        return any(origin.kind in HELD and origin.out.nans for origin in self.origins)
+
+    @property
     def harmful(self) -> list[Origin]:
         """Parameters and buffers that have made the loss or gradients non-finite, if nothing else has.
 
@@ -241,7 +246,8 @@ class OpTrace(Struct):
         if not (self.loss_nonfinite or (made and all(origin.parents for origin in made))):
             return []
         for origin in self.origins:
-            is_mask = origin.out.is_negative_only and origin.kind is not OriginKind.OP
+            is_given = self.holds_nans or origin.kind is not OriginKind.OP
+            is_mask = origin.out.is_negative_only and is_given
             is_after = origin.is_stepping  # as a moment that has been NaN for longer
             if not (origin.parents or origin.kind in HELD or is_mask or is_after):
                 return []

@@ -76,8 +76,21 @@ def summary_of(found: Diagnosed, trace: OpTrace) -> str:
     sentence = _sentence(found).format(**words)
     if found.kind is BACKWARD_NONFINITE_ANY_SCALE and trace.loss_nonfinite is False:
         sentence += "; the loss is finite"
+    if found.kind is MASKED_ROW_NAN:
+        made = (trace.origins[index] for index in sorted(origin.parents))
+        sentence += "".join(_of_overflow(o) for o in made if o.kind is OriginKind.OP)
     # Where the advice to turn autocast off would be of no use.
     return sentence + _AUTOCAST_IS_OFF if _is_half_itself(found) else sentence
+
+
+def _of_overflow(mask: Origin) -> str:
+    """Say of a mask that it was finite before it was cast, or added to something; empty if it was not."""
+    if fault_of(mask) is not Fault.OVERFLOW:
+        return ""
+    return (
+        f". {_op(mask)} had made -inf of finite numbers{_inputs(mask)}: {mask.out.dtype} ends at"
+        f" {limit_of(mask.out.dtype):.6g}"
+    )
 
 
 def _sentence(found: Diagnosed) -> str:
@@ -225,8 +238,9 @@ def advice_of(found: Diagnosed, tried: Sequence[Tried] = ()) -> str:
     is_overflow = found.kind in (FORWARD_OVERFLOW, SILENT_OVERFLOW)
     if is_overflow and origin.reads_argument and origin.out.dtype == "float16":
         return _OUTLIER
-    if is_overflow and limit_of(origin.out.dtype) > WIDE:
-        return _TOO_LARGE
+    if is_overflow and (limit := limit_of(origin.out.dtype)) > WIDE:
+        was_wider = any(limit_of(values.dtype) > limit for values in origin.inputs)
+        return _NARROWED if was_wider else _TOO_LARGE
     if _is_half_itself(found) and is_overflow:
         return _HALF_ITSELF
     in_vain = [t.measure for t in tried if not t.cures]
@@ -260,6 +274,11 @@ _TOO_LARGE = (
     " Find out why (check the inputs of this op, weights that grow, and the learning rate),"
     " normalize before this op, and take exponentials of differences: torch.logsumexp and log_softmax"
     " subtract the largest value first."
+)
+
+_NARROWED = (
+    "Keep the values in the wider dtype that they had, or make them smaller before they are cast. A mask is"
+    " filled with torch.finfo(x.dtype).min, of the dtype of the scores that it is added to."
 )
 
 _HALF_ITSELF = (

@@ -440,6 +440,8 @@ def _matters(origin: Origin, descent: Descent, spread: set[str], *, small: bool)
     children = descent.children(origin)
     if _may_mask(origin) and children and all(map(_is_of_row, children)):
         return False  # the row that it masked is what failed
+    if _may_mask(origin) and not children and descent.trace.holds_nans:
+        return False  # a mask that was added to NaN
     if origin.absorbed_by and not _escapes(origin, descent, spread):
         return not _is_meant(origin, small=small)
     is_unused = origin.absorbed_by or origin.phase is Phase.EVAL  # scores of what cannot be

@@ -113,9 +113,13 @@ SENTENCES = {
     "masked_row_nan": (
         [
             inside("masked_fill", kind=OriginKind.CONSTANT, out=MASK),
-            inside("_softmax", out=NAN, parents=frozenset({0}), module="", **OVER),
+            inside("_to_copy", out=MASK, **OVER),
+            inside("_softmax", out=NAN, parents=frozenset({0, 1}), module="", **OVER),
         ],
-        ["_softmax in the root module", "0/0"],
+        [
+            "_softmax in the root module",
+            "0/0. _to_copy in block had made -inf of finite numbers (largest magnitude 300): float16 ends",
+        ],
     ),
     "forward_nan_underflow": (
         [outside("div", inputs=(BIG, TINY), needs_grad=True, spread_to={"loss"})],
@@ -173,6 +177,14 @@ def test_what_overflows_float32_is_not_to_be_kept_in_float32(desk: Desk) -> None
         assert f"overflowed {dtype}" in made.summary
         assert "float32" not in made.advice
         assert "bfloat16" not in made.advice
+        assert "No wider format" in made.advice
+
+
+def test_what_a_cast_overflows_has_had_a_wider_format(desk: Desk) -> None:
+    """As float32's lowest number, which bfloat16 does not reach."""
+    lowest = Values("float32", 8, amax=3.4e38, amin=0.0)
+    cast = inside("_to_copy", out=Values("bfloat16", 8, neginf=True), inputs=(lowest,), **OVER)
+    assert "the wider dtype that they had" in _said(cast, desk).advice
 
 
 @pytest.mark.parametrize(

@@ -407,6 +407,19 @@ def test_a_mask_that_softmax_turns_into_zeros_is_none_of_our_business() -> None:
         assert _kind(inside("masked_fill", kind=kind, out=MASK, absorbed=["_softmax"])) == ""
 
 
+@pytest.mark.parametrize(("held", "kind"), [(NAN, ""), (MASK, "forward_overflow")])
+def test_a_mask_that_was_cast_and_meets_weights_of_nan_is_no_failure(
+    held: Values, kind: str
+) -> None:
+    """What is NaN then is so because of the weights alone."""
+    weight = inside("mm", kind=OriginKind.PARAMETER, out=held, **OVER)
+    trace = traced(weight, inside("_to_copy", out=MASK, **OVER), loss_nonfinite=True)
+
+    found = diagnose(trace)
+    assert (found.kind.slug if found else "") == kind
+    assert trace.harmful == ([] if kind else [weight])
+
+
 def test_a_mask_that_is_multiplied_by_zero_is_one() -> None:
     """NaN of nothing but masks, that backward meets."""
     mask = inside("full", kind=OriginKind.CONSTANT, out=MASK)

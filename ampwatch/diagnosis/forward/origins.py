@@ -210,7 +210,7 @@ def diagnose(trace: OpTrace, lasting: AbstractSet[int] = frozenset()) -> Diagnos
 def _refused(origins: Sequence[Origin]) -> list[Diagnosed]:
     """Return what has made what a function refused to take: it ran beside the model, without gradients perhaps."""
     made = [b for b in origins if b.kind is OriginKind.OP and not (b.absorbed_by or b.parents)]
-    return [Diagnosed(_KINDS[fault_of(b)], b, b.place, _phase(b)) for b in made[:1]]
+    return [Diagnosed(_KINDS[fault_of(b)], b, b.place, Phase.FORWARD.label) for b in made[:1]]
 
 
 def _placed(first: Diagnosed, found: Sequence[Diagnosed]) -> Diagnosed:

@@ -719,5 +719,6 @@ def test_what_a_function_refuses_is_what_an_op_beside_the_model_has_made() -> No
     found = diagnose(traced(hidden, cost, is_refused=True, **more))
     assert found is not None
     assert (found.kind.slug, found.origin.op, found.where) == ("forward_overflow", "mm", "loss")
+    assert found.phase == "forward"  # the training ends with it
     assert diagnose(traced(hidden, cost, **more)) is None
     assert diagnose(traced(hidden, is_refused=True, **more)) is None

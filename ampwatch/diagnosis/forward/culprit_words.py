@@ -85,7 +85,7 @@ def summary_of(found: Diagnosed, trace: OpTrace) -> str:
 
 def _of_overflow(mask: Origin) -> str:
     """Say of a mask that it was finite before it was cast, or added to something; empty if it was not."""
-    if fault_of(mask) is not Fault.OVERFLOW:
+    if mask.is_unseen or fault_of(mask) is not Fault.OVERFLOW:
         return ""
     return (
         f". {_op(mask)} had made -inf of finite numbers{_inputs(mask)}: {mask.out.dtype} ends at"

@@ -113,8 +113,9 @@ SENTENCES = {
     "masked_row_nan": (
         [
             inside("masked_fill", kind=OriginKind.CONSTANT, out=MASK),
+            inside("mm", out=MASK, is_unseen=True, **OVER),
             inside("_to_copy", out=MASK, **OVER),
-            inside("_softmax", out=NAN, parents=frozenset({0, 1}), module="", **OVER),
+            inside("_softmax", out=NAN, parents=frozenset({0, 1, 2}), module="", **OVER),
         ],
         [
             "_softmax in the root module",

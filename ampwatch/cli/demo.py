@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
+import shutil
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ampwatch.cli.output import seconds
@@ -128,7 +131,10 @@ def ending(box: Box, now_s: float, *, url: str = "", minutes: float = 0.0) -> st
             (f"ampwatch report {name} --html {name}.html", "the same with pictures"),
         ]
     longest = max((len(command) for command, _ in rows), default=0)
-    lines = ["Read more:"] if rows or url else []
+    # `make demo` runs it from an environment that no shell has activated.
+    activate = os.path.relpath(Path(sys.prefix, "bin", "activate"))
+    first = "" if shutil.which("ampwatch") else f", after `. {activate}`"
+    lines = [f"Read more{first}:"] if rows or url else []
     if url:
         lines.append(
             f"  {url}  the page, for another {minutes:.3g} min (`ampwatch url` has the token)"

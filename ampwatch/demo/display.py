@@ -103,7 +103,7 @@ class LogDisplay:
 
     def show(self, status: Status) -> None:
         """Print a line."""
-        self.say(f"{status.phase} {status.share:4.0%}  {status}")
+        self.say(f"{status.phase} phase {status.share:4.0%} over  {status}")
 
 
 class _Warnings(logging.Handler):

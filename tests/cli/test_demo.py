@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ampwatch.cli import main, make_parser
-from ampwatch.cli.demo import schedule_of
+from ampwatch.cli.demo import ending, schedule_of
 from ampwatch.demo.schedule import DemoSchedule, Limit
 from ampwatch.wire.rendezvous.token import read_token
 from tests.host.daemon.parts import Place, ask, eventually
+from tests.workshop.boxes import box
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,8 +42,8 @@ def test_it_breaks_reports_and_the_page_still_shows_it(place: Place) -> None:
     assert info is not None
     page = f"Page     {info.url}  (in a new browser: `ampwatch url`)\n"
     assert f"{page}Metrics  {info.url}metrics\n" in said
-    assert "\nhealthy   0%  step 0  loss " in said
-    assert "\nfaulty " in said
+    assert "\nhealthy phase   0% over  step 0  loss " in said
+    assert "\nfaulty phase " in said
     ending = said[said.index("\ndemo: ") :]
     assert len(ending.splitlines()) <= 20
     assert ending.startswith("\ndemo: broken, ended at step 27")
@@ -69,7 +70,7 @@ def test_ctrl_c_ends_it_with_the_report(place: Place) -> None:
     demo = place.command("demo", "--healthy")
     assert demo.stdout is not None
     said = ""
-    while "healthy   0%  step 0" not in said:
+    while "healthy phase   0% over  step 0" not in said:
         line = demo.stdout.readline()
         assert line, f"the demo ended early: {said}{demo.communicate()[1]}"
         said += line
@@ -116,3 +117,17 @@ def test_without_torch_it_says_so(
 def test_the_options_set_the_course(arguments: list[str], expected: DemoSchedule) -> None:
     """When it breaks and when it is over."""
     assert schedule_of(make_parser().parse_args(["demo", *arguments])) == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "heading"), [("/bin/ampwatch", ":"), (None, ", after `. venv/bin/activate`:")]
+)
+def test_the_commands_at_the_end_run_in_the_shell_that_reads_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: str | None, heading: str
+) -> None:
+    """`make demo` runs it from an environment that is not active."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
+    monkeypatch.setattr("shutil.which", lambda _: found)
+
+    assert f"\nRead more{heading}\n" in ending(box(), 0.0, url="http://a/")

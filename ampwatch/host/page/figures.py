@@ -57,8 +57,8 @@ class Figure(NamedTuple):
 
 
 _COSTS = {
-    Phase.STEADY: "steady",
-    Phase.OPENING: "opening",
+    Phase.STEADY: "in ordinary steps",
+    Phase.OPENING: "in the first steps",
     Phase.FAILURE: "around failures",
 }
 """Phases in which watching costs differently, in the order in which they are shown."""
@@ -200,7 +200,7 @@ def _cost(rank: RankView) -> Figure:
     newest, cost = rank.newest, rank.watching
     if newest is None:
         return _none_yet(
-            "share of the training thread's time: steady, in the opening, around failures"
+            "share of the training thread's time: in ordinary steps, in the first, around failures"
         )
     shares = {phase: share for phase in _COSTS if (share := cost.share(phase)) is not None}
     missed = (
@@ -215,10 +215,11 @@ def _cost(rank: RankView) -> Figure:
     if not shares:
         return _none_yet(", ".join(["share of the time of steps that were read", *notes]))
     # Steady steps first, which are most of a run; the other phases beside them.
-    first, *others = (f"{_COSTS[phase]} {100 * share:.2g} %" for phase, share in shares.items())
+    first, *others = ((f"{100 * share:.2g} %", _COSTS[phase]) for phase, share in shares.items())
+    words = [f"of the training thread's time {first[1]}", *map(" ".join, others)]
     if Phase.STEADY not in shares and newest.step < cost.steady_from:
-        others.append(f"steady from step {cost.steady_from} on")
-    return Figure(first, ", ".join(["of the training thread's time", *others, *notes]))
+        words.append(f"ordinary from step {cost.steady_from} on")
+    return Figure(first[0], ", ".join([*words, *notes]))
 
 
 def _held(rank: RankView, place: str) -> int:

@@ -52,16 +52,19 @@ def history_of(known: KnownMap, module: str) -> State | None:
 
 
 def sentence(known: KnownMap, rows: Sequence[bytes]) -> str:
-    """Return how many modules are in trouble, and how many are not in the map."""
+    """Return how many modules are in trouble, what the others follow from, and how many are not in the map."""
     if not known.columns:
         return NOTHING_YET
     troubled = sum(max(row, default=0) >= FIRST_NOTABLE for row in rows)
-    parts = [
-        plural(len(known.names), "module"),
-        f"{number(troubled)} of them in trouble at some time" if troubled else "none in trouble",
-    ]
-    if following := sum(max(row, default=0) == FOLLOWING for row in rows):
-        parts.append(f"{number(following)} only follow the culprit")
+    following = sum(max(row, default=0) == FOLLOWING for row in rows)
+    parts = [f"{plural(len(known.names), 'module')} measured"]
+    if troubled:
+        parts.append(f"{number(troubled)} in trouble at some time")
+    if following and known.culprit is not None:
+        others = f"{plural(following, 'other')} follow{'s' * (following == 1)} from it"
+        parts.append(f"the fault is in {known.culprit['module'] or 'the model itself'}, {others}")
+    elif not troubled:
+        parts.append("none in trouble")
     if known.left_out:
         left_out = plural(known.left_out, "module")
         parts.append(f"{left_out} left out of the newest sample (see the setting max_modules)")

@@ -54,9 +54,9 @@ def test_the_figures_have_values_and_what_to_know_of_them() -> None:
         ),
         "Tensor cores": ("between 60 % and 80 %", "of the time of matmul kernels"),
         "Cost of ampwatch": (
-            "opening 0.037 %",
+            "0.037 %",
             (
-                "of the training thread's time, steady from step 32 on, 26.1 MiB on the host, 28 MiB on"
+                "of the training thread's time in the first steps, ordinary from step 32 on, 26.1 MiB on the host, 28 MiB on"
                 " the device, 5 steps not observed, 9 records not written, 8 ring slots not read, 6"
                 " sensor errors"
             ),
@@ -84,11 +84,12 @@ def test_the_cost_of_watching_says_its_phases_apart() -> None:
         records.append(step(i, overhead_ns=spent, skip_class=skip))
 
     assert figures_of(records[:20])["Cost of ampwatch"] == Figure(
-        "opening 10 %",
-        "of the training thread's time, steady from step 32 on",
+        "10 %",
+        "of the training thread's time in the first steps, ordinary from step 32 on",
     )
     assert figures_of(records)["Cost of ampwatch"] == Figure(
-        "steady 1 %", "of the training thread's time, opening 10 %, around failures 5 %"
+        "1 %",
+        "of the training thread's time in ordinary steps, 10 % in the first steps, 5 % around failures",
     )
 
 

@@ -133,7 +133,7 @@ def test_after_a_collapse_what_only_follows_is_told_apart_from_where_it_began() 
     assert mapped.reasons("blocks.4") == 3 * quiet + 3 * bad + ["none"]
     assert [m for m, *_ in mapped.state["worst"]["modules"]] == ["blocks.1", "blocks.0", "blocks.4"]
     assert mapped.state["sentence"] == (
-        "5 modules; 3 of them in trouble at some time; 2 only follow the culprit"
+        "5 modules measured; 3 in trouble at some time; the fault is in blocks.1, 2 others follow from it"
     )
 
 
@@ -194,7 +194,7 @@ def test_overflow_while_a_scale_is_sought_is_no_trouble() -> None:
 
     assert mapped.reasons("fc") == ["expected"]
     assert mapped.state["worst"] == {"modules": [], "more": 0}
-    assert mapped.state["sentence"] == "1 module; none in trouble"
+    assert mapped.state["sentence"] == "1 module measured; none in trouble"
 
 
 def test_modules_stand_in_the_order_of_the_model() -> None:
@@ -227,7 +227,7 @@ def test_the_modules_in_trouble_are_told_in_words_worst_first() -> None:
         ["a", "lost", "underflow in steps 10 to 20, in 2 of 3 columns; at worst about 50 % of the gradient"],
         ["b", "activation_headroom", "near overflow since step 20, in 2 of 3 columns; at worst 0.71 bits of headroom"],
     ]  # fmt: skip
-    assert mapped.state["sentence"] == "3 modules; 3 of them in trouble at some time"
+    assert mapped.state["sentence"] == "3 modules measured; 3 in trouble at some time"
 
 
 def test_the_culprit_is_told_first() -> None:

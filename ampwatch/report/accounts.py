@@ -13,7 +13,7 @@ from ampwatch.diagnosis.kinds.registry import certainty
 from ampwatch.wire.records import OUTSIDE, in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ampwatch.report.incidents import Incident
     from ampwatch.wire.records import Finding
@@ -169,15 +169,27 @@ def explained(shown: Iterable[Incident]) -> list[str]:
     return [text for s in shown for text in (s.finding.summary, s.finding.advice)]
 
 
-def evidence(finding: Finding) -> list[tuple[str, str]]:
-    """Return the numbers that a finding rests on, each with its label."""
-    return [(label(name), figure(value)) for name, value in finding.evidence.items()]
+def evidence(
+    finding: Finding, written: Callable[[str, float], str] = lambda _, value: figure(value)
+) -> list[tuple[str, str]]:
+    """Return the numbers that a finding rests on, each with its label.
+
+    Args:
+        finding: The finding.
+        written: Writes a number, given its name.
+    """
+    op = finding.op.rstrip("_").removeprefix("_foreach_")
+    labels = _LABELS | {"number": _NUMBERS.get(op, "number of the call")}
+    return [
+        (labels.get(name) or name.replace("_", " "), written(name, value))
+        for name, value in finding.evidence.items()
+        # A scale that is below 1 has no way to it.
+        if (name, value) != ("steps_to_one", 0.0)
+    ]
 
 
-def label(name: str) -> str:
-    """Return the name of a number of the evidence in words."""
-    return _LABELS.get(name) or name.replace("_", " ")
-
+_NUMBERS = {"mul": "factor", "div": "divisor", "pow": "exponent"}
+"""What the Python number is that an op was given."""
 
 _LABELS = {
     "addend": "newest addend",
@@ -198,15 +210,16 @@ _LABELS = {
     "nchw_share": "share of FLOPs on NCHW tensors",
     "nchw_share_here": "share of FLOPs on NCHW tensors here",
     "nonfinite": "non-finite elements",
-    "number": "exponent or divisor",
     "numel": "elements",
     "other_births": "other origins in this step",
     "out_amax": "largest magnitude of the output",
     "records": "times the loss was larger than ever",
     "residue": "step modulo the period",
+    "skips_first_step": "first skipped step",
     "steps_back": "steps until the scale has grown back",
     "steps_to_floor": "steps until 1/scale is infinite",
     "steps_to_one": "steps until the scale is 1",
+    "tried_step": "step on which remedies were tried",
     "waiting_share": "share of time the host waits",
     "wall_share": "share of the time of a step",
 }

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.host.page.as_json import digits
-from ampwatch.report.accounts import label, place
+from ampwatch.report.accounts import evidence, place
 from ampwatch.report.glossary import terms_in
 from ampwatch.report.pages import route_about
 from ampwatch.report.words import quantity, scale
@@ -88,7 +88,7 @@ def finding_row(finding: Finding, *, current: bool, change: Sequence[str] = ()) 
         "count": finding.count,
         "last_seen": finding.last_seen,
         "evidence": {name: digits(value) for name, value in finding.evidence.items()},
-        "evidence_words": {label(n): _written(n, v) for n, v in finding.evidence.items()},
+        "evidence_words": dict(evidence(finding, _written)),
         "summary": finding.summary,
         "advice": finding.advice,
         "change": list(change),

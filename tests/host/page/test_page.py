@@ -121,21 +121,22 @@ def test_numbers_that_json_does_not_know_are_reported_in_words() -> None:
     """NaN and the infinities are strings, an absent scale is null; other evidence is as charts write it."""
     fleet = made_up_fleet()
     odd = {"amax": math.inf, "amin": -math.inf, "mean": math.nan}
-    evidence = {"loss_scale": 2.0**-44, "scale_before": 65536.0, "limit": 65504.0, "least": 3e-8}
-    put(fleet, "/gpt-0.ring", identity(), [finding(evidence=odd | evidence)])
+    evidence = {"loss_scale": 2.0**-44, "scale_before": 65536.0, "number": 65504.0, "least": 3e-8}
+    past = {"steps_to_one": 0.0}
+    put(fleet, "/gpt-0.ring", identity(), [finding(op="mul_", evidence=odd | evidence | past)])
 
     state = sent(Feed(fleet, NOW).full())
 
     told = state["runs"]["gpt"]["ranks"]["0"]["findings"]["scale_collapse@optimizer:0"]
     words = {"amax": "Infinity", "amin": "-Infinity", "mean": "NaN"}
-    assert told["evidence"] == words | {n: float(f"{v:.6g}") for n, v in evidence.items()}
+    assert told["evidence"] == words | past | {n: float(f"{v:.6g}") for n, v in evidence.items()}
     assert told["evidence_words"] == {
         "largest magnitude": "infinity",
         "amin": "-infinity",
         "mean": "NaN",
         "loss scale": "2⁻⁴⁴",
         "scale before": "2¹⁶",
-        "limit": "65\u202f504",
+        "factor": "65\u202f504",
         "least": "3e-08 (about 2⁻²⁵)",
     }
     assert {row["scale"] for row in rows_of(state, "bert").values()} == {None}

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 MAX_LINE = 100
 """Characters of a line: one line on a laptop's screen, two on a phone's."""
 
+MAX_REMEDY = 240
+"""Characters of a remedy, which is a sentence of its own; the first one of each kind's advice fits."""
+
 NO_ACTION = "No action needed"
 """Beginning of a remedy where there is none."""
 
@@ -68,7 +71,7 @@ _ENDS = {
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """A verdict in four lines of about ``MAX_LINE`` characters each.
+    """A verdict in four lines of about ``MAX_LINE`` characters each, the last of up to ``MAX_REMEDY``.
 
     Attributes:
         state: The word of the state, since when, and how long ago that was.
@@ -143,8 +146,7 @@ def first_remedy(finding: Finding, max_characters: int = 0) -> str:
 
     Args:
         finding: The finding.
-        max_characters: Room for further sentences of the advice; 0 for one sentence in a line of
-            ``MAX_LINE``.
+        max_characters: Room for further sentences of the advice; 0 for the first alone.
     """
     if finding.cure is not None:
         return accounts.first_sentence(finding.advice)
@@ -153,7 +155,7 @@ def first_remedy(finding: Finding, max_characters: int = 0) -> str:
     if max_characters:
         return _without_open_ends(accounts.fitting(finding.kind_advice, max_characters))
     first = accounts.first_sentence(finding.kind_advice)
-    return _without_open_ends(accounts.cut(first, MAX_LINE))
+    return _without_open_ends(accounts.cut(first, MAX_REMEDY))
 
 
 def _without_open_ends(text: str) -> str:

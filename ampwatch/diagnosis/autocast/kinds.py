@@ -14,7 +14,7 @@ AUTOCAST_INACTIVE = Kind(
     certainty=very_likely("this program uses autocast, and these ops ran outside of it"),
     advice=(
         "Enter torch.autocast(device_type, dtype) inside the function that the thread runs (in"
-        " forward, for DataParallel), and pass the device type of the tensors to torch.autocast and"
+        " forward, for DataParallel). Pass the device type of the tensors to torch.autocast and"
         " torch.amp.GradScaler: autocast is set per thread and per device type."
     ),
 )

@@ -92,7 +92,7 @@ MASKED_ROW_NAN = Kind(
     advice=(
         "Leave at least one position of each row unmasked: combine masks as booleans (mask_a | mask_b, then one"
         " masked_fill or torch.where), fill with torch.finfo(dtype).min / 2 and never add two fills,"
-        " never multiply by a mask of -inf; or use torch.nn.functional.scaled_dot_product_attention with a"
+        " never multiply by a mask of -inf. Or use torch.nn.functional.scaled_dot_product_attention with a"
         " boolean attn_mask, and drop rows that are all padding."
     ),
     explained_by=(since("fp8_scale_nonfinite", "rank_found_inf_mismatch") + during("divergence")),
@@ -100,6 +100,7 @@ MASKED_ROW_NAN = Kind(
 
 KEEP_OFF_ZERO = (
     "Keep it off zero: add an eps to what is divided by (1e-3 or more in float16: the gradient is divided by it twice),"
+    " inside of a square root (sqrt(x + eps): its slope is infinite at 0),"
     " clamp(min=eps) what a logarithm is taken of, or take logits and use"
     " binary_cross_entropy_with_logits, log_softmax or logsumexp; mask rows that are empty."
 )
@@ -113,7 +114,8 @@ FORWARD_NAN_UNDERFLOW = Kind(
     severities=(Severity.CRITICAL, Severity.WARNING, Severity.INFO),
     certainty=certain("the op had finite inputs, one of them zero, and a non-finite output"),
     advice=(
-        f"{KEEP_OFF_ZERO} Where the zero was rounded in float16 before, call .float() earlier."
+        "If there is an eps already, it may have been rounded to zero: call .float() before it is added."
+        f" {KEEP_OFF_ZERO}"
     ),
     explained_by=(since("fp8_scale_nonfinite", "rank_found_inf_mismatch") + during("divergence")),
     is_transient=True,
@@ -169,8 +171,8 @@ BACKWARD_NONFINITE_ANY_SCALE = Kind(
     ),
     advice=(
         "Keep the argument away from where the derivative is infinite:"
-        " torch.sqrt(d.float() ** 2 + 1e-8), torch.linalg.vector_norm(x.float()) + eps, torch.where on the"
-        " input and not only on the result, a clamp inside of (-1, 1) before acos, asin and atanh. No loss"
+        " torch.sqrt(d.float() ** 2 + 1e-8), torch.linalg.vector_norm(x.float()) + eps. Use torch.where on the"
+        " input and not only on the result, and clamp inside of (-1, 1) before acos, asin and atanh. No loss"
         " scale fixes it."
     ),
     explained_by=(
@@ -194,7 +196,7 @@ REDUCE_OVERFLOW = Kind(
     advice=(
         "Divide before summing (gradient_predivide_factor, or gradient / world_size before the"
         " all-reduce), or reduce in float32 or bfloat16 (no fp16_compress_hook; FSDP:"
-        " MixedPrecision(reduce_dtype=torch.float32)); take norms of gradient.float(), as"
+        " MixedPrecision(reduce_dtype=torch.float32)). Take norms of gradient.float(), as"
         " torch.nn.utils.clip_grad_norm_ does for float32 gradients."
     ),
 )

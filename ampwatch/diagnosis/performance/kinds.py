@@ -111,8 +111,8 @@ BACKEND_FLAGS = Kind(
     advice=(
         "Turn on what this training can use: torch.set_float32_matmul_precision('high') lets"
         " float32 matmuls run as TF32 (10 bits of mantissa: keep positions, angles and sums of many"
-        " terms out of matmuls then), and torch.backends.cudnn.benchmark = True searches the fastest"
-        " convolution once per size of input, so only where sizes stay the same."
+        " terms out of matmuls then). Where sizes stay the same, torch.backends.cudnn.benchmark = True"
+        " finds the fastest convolution of each."
     ),
 )
 
@@ -127,7 +127,7 @@ DIMS_UNALIGNED = Kind(
     advice=(
         "Pad the dimension to a multiple of 8 (of 16 for float8, of 64 on an A100 or newer): a"
         " vocabulary of 50257 to 50304, hidden sizes, channels, sequence lengths, the batch"
-        " (DataLoader(drop_last=True)). torch.nn.Linear and Conv take the padded size; the loss"
+        " (DataLoader(drop_last=True)). Linear and Conv take the padded size; the loss"
         " ignores classes that never occur."
     ),
 )
@@ -171,7 +171,7 @@ TENSOR_VIEWS_DISAGREE = Kind(
     severities=(Severity.INFO,),
     certainty=very_likely("hardware counters, kernel names and counted FLOPs were compared"),
     advice=(
-        "Trust none of the shares of tensor cores until this is settled: look at"
+        "Trust none of the shares of tensor cores until this is settled. Look at"
         " /debug/kernels.json of the daemon for kernels of unknown names and teach them with the"
         " setting kernel_patterns, check peak_flops, and see that no other process uses this GPU."
     ),

@@ -65,7 +65,7 @@ FP8_SATURATION = Kind(
     ),
     advice=(
         "Scale by the largest magnitude of this very tensor (current scaling) or of blocks of it"
-        " (MXFP8), or give delayed scaling a margin and a shorter history with its maximum"
+        " (MXFP8). Or give delayed scaling a margin and a shorter history with its maximum"
         " (Transformer Engine: DelayedScaling(margin=..., amax_history_len=...,"
         " amax_compute_algo='max')); or keep this layer in bfloat16."
     ),

@@ -97,7 +97,7 @@ SCHEDULER_AHEAD = Kind(
     ),
     advice=(
         "Step the scheduler, or count the steps that you compute the learning rate from, only when the"
-        " optimizer has stepped: `if not watch.last_step.skipped: scheduler.step()`; with a fused optimizer on a GPU, where only"
+        " optimizer has stepped: `if not watch.last_step.skipped: scheduler.step()`. With a fused optimizer on a GPU, where only"
         " the device knows, compare scaler.get_scale() before and after scaler.update()"
         " (accelerate: accelerator.optimizer_step_was_skipped). Where Lightning steps the scheduler, do"
         " that in lr_scheduler_step of the LightningModule, with the scale of"

@@ -14,7 +14,7 @@ INPUT_BOUND = Kind(
     certainty=certain("each wait for a batch was timed"),
     advice=(
         "Prepare batches in other processes (DataLoader(num_workers=..., pin_memory=True,"
-        " persistent_workers=True, prefetch_factor=4)), and make a batch cheaper: decode and augment"
+        " persistent_workers=True, prefetch_factor=4)). Make a batch cheaper: decode and augment"
         " ahead of the training, keep the data on a local disk, do without Python in __getitem__."
     ),
 )
@@ -32,9 +32,9 @@ STEP_SLOWER = Kind(
     severities=(Severity.INFO, Severity.WARNING),
     certainty=likely("the medians of many steps before and after were compared"),
     advice=(
-        "Find what changed in the phase that has grown: for data the loader and the disk; for forward and"
-        " backward a graph that grows from step to step (a hidden state that is not"
-        " detached), recompilation (TORCH_LOGS=recompiles), lower clocks of the GPU; for the rest logging,"
+        "Find what changed in the phase that has grown. For data: the loader and the disk; for forward and"
+        " backward: a graph that grows from step to step (a hidden state that is not"
+        " detached), recompilation (TORCH_LOGS=recompiles), lower clocks of the GPU; for the rest: logging,"
         " checkpoints and lists that grow. Where the thread had no core, something else runs on this host."
     ),
     explained_by=after("input_bound", fits=_waits_for_data),
@@ -52,7 +52,7 @@ STRAGGLER = Kind(
     severities=(Severity.WARNING,),
     certainty=very_likely("the phases of the same steps were compared between ranks"),
     advice=(
-        "Examine that rank alone: for data its shard, its disk and its workers; for compute whether it gets"
+        "Examine that rank alone. For data its shard, its disk and its workers; for compute whether it gets"
         " longer inputs (sort by length, or cut) and whether its GPU is held down (power, heat:"
         " nvidia-smi -q -d PERFORMANCE); without a core what else runs on its host, and to which cores its"
         " process is bound; for a wait locks, checkpoints and network file systems. Move it to another"

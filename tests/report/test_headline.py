@@ -102,7 +102,7 @@ def test_a_remedy_that_was_tried_comes_first_and_is_marked() -> None:
     lines = of_run([*calm(10), FindingRecord(replace(OVERFLOW, tried=tried))])
 
     assert lines.remedy == (
-        "Run module blocks.2.mlp in float32 (tried on the batch of step 7: its forward pass is then finite)."
+        "Run module blocks.2.mlp in float32 (tried on the batch of step 7: its forward pass is then finite; gradients may not be)."
     )
     assert lines.is_tried
 
@@ -122,7 +122,7 @@ def test_the_first_remedy_that_cures_is_what_to_do_first(
     tried = tuple(one._replace(cures=c) for one, c in zip(REMEDIES, cures, strict=True))
 
     assert first_remedy(replace(OVERFLOW, tried=tried)) == (
-        f"{first} (tried on the batch of step 7: its forward pass is then finite)."
+        f"{first} (tried on the batch of step 7: its forward pass is then finite; gradients may not be)."
     )
 
 

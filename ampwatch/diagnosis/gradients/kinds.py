@@ -115,8 +115,9 @@ SCALE_STUCK_LOW = Kind(
         "the loss scale was read from the scaler, and the gradients lost at it were measured"
     ),
     advice=(
-        "Raise the scale by hand (scaler.update(new_scale)) or make the scaler recover faster"
-        " (a smaller growth_interval); find and drop the batches that lowered it."
+        "First find what the batches of the skipped steps have in common: if they return, a raised scale falls again."
+        " Then raise the scale by hand (scaler.update(new_scale)) or make the scaler recover faster"
+        " (a smaller growth_interval)."
     ),
     explained_by=(
         before(

@@ -271,6 +271,6 @@ def _advice(scale: float, interval: int) -> str:
         else ""
     )
     return (
-        f"Raise the scale by hand (scaler.update({scale_argument(scale)})){faster}; find and drop the batches that"
-        f" lowered it."
+        "First find what the batches of the skipped steps have in common: if they return, a raised scale falls again."
+        f" Then raise the scale by hand (scaler.update({scale_argument(scale)})){faster}."
     )

@@ -115,7 +115,7 @@ def advice_of(tried: Sequence[Tried], kind_advice: str) -> str:
         do = "does" if len(tried) == 1 else "do"
         return f"Tried on the batch of step {tried[0].step}: {others} {do} not cure it. {kind_advice}".strip()
     parts = [
-        f"{cures[0].order} (tried on the batch of step {cures[0].step}: its forward pass is then finite)."
+        f"{cures[0].order} (tried on the batch of step {cures[0].step}: its forward pass is then finite; gradients may not be)."
     ]
     if cures[1:]:
         parts.append(f"Also finite with {_listed([t.change for t in cures[1:]])}.")

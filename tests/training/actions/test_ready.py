@@ -337,7 +337,7 @@ def test_a_chat_gets_a_message_that_it_shows(url: str, title: str, text: str) ->
             said[at] = said[at][int(key) if isinstance(said[at], list) else key]
     is_discord, is_slack = "embeds" in body, "blocks" in body
     assert said[0].replace("\\", "").startswith("CRITICAL: scale_collapse in parameter a_b*.weight")
-    assert "Step 0, first seen at step 0, rank 3 of 8, on" in said[1]
+    assert "Step 0, first seen at step 0, op mul, at train.py:9, rank 3 of 8, on" in said[1]
     assert len(said[0]) <= (256 if is_discord else 150)
     assert len(said[1]) <= (4096 if is_discord else 3000)
     if is_discord:

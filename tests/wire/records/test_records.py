@@ -59,7 +59,7 @@ def test_a_record_survives_pickling() -> None:
         ([], ""),
         (
             [MODULE],
-            "Run module blocks.2 in float32 (tried on the batch of step 7: its forward pass is then finite). Also possible: ",
+            "Run module blocks.2 in float32 (tried on the batch of step 7: its forward pass is then finite; gradients may not be). Also possible: ",
         ),
         (
             [MODULE._replace(cures=False, then_op="mm", then_module="blocks.3")],
@@ -67,7 +67,7 @@ def test_a_record_survives_pickling() -> None:
         ),
         (
             [MODULE._replace(module=""), SUMS, BFLOAT16],
-            "Run the model itself in float32 (tried on the batch of step 7: its forward pass is then finite). Also finite with bfloat16 instead of float16. Not finite with the residual stream in float32 (its output is not finite either). Also possible: ",
+            "Run the model itself in float32 (tried on the batch of step 7: its forward pass is then finite; gradients may not be). Also finite with bfloat16 instead of float16. Not finite with the residual stream in float32 (its output is not finite either). Also possible: ",
         ),
     ],
 )

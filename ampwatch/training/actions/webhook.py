@@ -232,8 +232,10 @@ def _words(body: Mapping[str, Any]) -> tuple[str, str]:
     ranks = f", rank {body['rank']} of {body['world_size']}" if body["world_size"] > 1 else ""
     worse = f"; escalated from {since}" if since else ""
     since_step = f"first seen at step {finding['first_step']}"
+    op = f", op {finding['op']}" if finding["op"] else ""
+    line = f", at {finding['source']}" if finding["source"] else ""
     paragraphs = [
-        f"Step {finding['last_step']}, {since_step}{ranks}, on {body['host']}{worse}.",
+        f"Step {finding['last_step']}, {since_step}{op}{line}{ranks}, on {body['host']}{worse}.",
         finding["summary"],
         f"Explained by {body['explained_by']}." if body["explained_by"] else "",
         finding["advice"],

@@ -325,7 +325,7 @@ def test_a_chat_gets_a_message_that_it_shows(url: str, title: str, text: str) ->
         hook = patient(url)
         hook._url = server.url
         hook.open(identity(run=99 * "g_", rank=3, world_size=8, host="<!channel>"))
-        finding = made(evidence={"a": math.nan})
+        finding = made(evidence={"a": math.nan}, op="mul", source="train.py:9")
         finding.where, finding.summary = "param:a_b*.weight", "@everyone **It** broke" + 3000 * " _"
         hook(finding)
         hook.close()
@@ -360,7 +360,7 @@ def test_numbers_that_are_not_finite_are_words_in_the_body() -> None:
     assert posted["evidence"] == {"a": "NaN", "b": "Infinity", "c": "-Infinity", "d": 0.5}
     assert posted["tried"][0]["cures"] is True
     assert posted["advice"] == (
-        "Use bfloat16 instead of float16 (tried on the batch of step 7: its forward pass is then finite). Also possible: Mend it"
+        "Use bfloat16 instead of float16 (tried on the batch of step 7: its forward pass is then finite; gradients may not be). Also possible: Mend it"
     )
 
 

@@ -9,7 +9,8 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.registry import certainty
+from ampwatch.diagnosis.kinds.kind import KindFamily
+from ampwatch.diagnosis.kinds.registry import certainty, row_of
 from ampwatch.wire.records import OUTSIDE, in_words
 
 if TYPE_CHECKING:
@@ -180,6 +181,9 @@ def evidence(
     """
     op = finding.op.rstrip("_").removeprefix("_foreach_")
     labels = _LABELS | {"number": _NUMBERS.get(op, "number of the call")}
+    row = row_of(finding.kind)
+    if row is not None and row.family is KindFamily.UPDATE_PRECISION:
+        labels["lost_share"] = "share of elements lost"
     return [
         (labels.get(name) or name.replace("_", " "), written(name, value))
         for name, value in finding.evidence.items()
@@ -203,8 +207,8 @@ _LABELS = {
     "is_bound": "is an upper bound (0 or 1)",
     "largest_of_format": "largest number of the format",
     "looks": "checks in a row",
-    "lost_share": "share of elements lost",
-    "lost_share_here": "share of elements lost here",
+    "lost_share": "underflow share",
+    "lost_share_here": "underflow share here",
     "max": "largest number of the dtype",
     "nans": "NaN elements",
     "nchw_share": "share of FLOPs on NCHW tensors",

@@ -440,7 +440,7 @@ GRADIENTS: tuple[Fact, ...] = (
     ),
     Fact(
         "ampwatch_gradient_underflow_ratio",
-        "Share of the gradient elements of the newest sample that ampwatch_gradient_underflow_elements_total counts: zero only because of the dtype.",
+        "Share of the gradient elements that became zero only because the dtype cannot hold them, in the newest sample.",
         _underflow_share,
         "amp/underflow_share",
     ),

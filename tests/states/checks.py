@@ -247,7 +247,7 @@ def _figures(row: Row, figures: dict[str, list[str]]) -> Iterator[str]:
         yield _wrong("tile Loss scale", shown_scale, figures["Loss scale"][0])
     if row.lost is None or row.scale is None:
         return
-    shown = figures.get("Underflow", [""])[0]
+    shown = figures.get("Underflow share", [""])[0]
     near = {percent(row.lost)} if row.lost in (0.0, 1.0) else None
     if near is not None and shown not in near:
         yield _wrong("tile Underflow", percent(row.lost), shown)

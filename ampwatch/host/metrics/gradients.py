@@ -165,7 +165,7 @@ MODULES: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_module_gradient_underflow_ratio",
-        "Share of the gradient elements of the module's parameters that are zero only because of the dtype, as in ampwatch_gradient_underflow_elements_total.",
+        "Share of the gradient elements of the module's parameters that became zero only because the dtype cannot hold them.",
         PER_RANK.by("module", read=_lost_shares),
     ),
     Metric(

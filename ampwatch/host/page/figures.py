@@ -84,7 +84,7 @@ def figures(rank: RankView) -> dict[str, Figure]:
         "Step": _step(rank),
         "Step time": _step_time(rank),
         "Headroom": _headroom_figure(rank),
-        "Underflow": _underflow(rank),
+        "Underflow share": _underflow(rank),
         "Low precision": _low_precision(rank),
         "Tensor cores": _tensor_cores(rank),
         "Cost of ampwatch": _cost(rank),

@@ -47,7 +47,7 @@ def test_the_figures_have_values_and_what_to_know_of_them() -> None:
         "Loss": ("2", "NaN or infinite in 4 steps"),
         "Step time": ("1 s", "1 steps per second"),
         "Headroom": ("24.0 bits", "of the gradients in float16"),
-        "Underflow": ("0 %", "of the gradients in float16"),
+        "Underflow share": ("0 %", "of the gradients in float16"),
         "Low precision": (
             "75 %",
             "of the FLOPs in 16 bits or fewer, 1.4 casts for each matrix product",
@@ -98,7 +98,7 @@ def test_gradients_of_nothing_but_zeros_have_no_range_to_show() -> None:
     told = figures_of([FACTS, step(0), ranges(exponents=histogram(0, zeros=9), flushed=-1)])
 
     assert not told["Headroom"].is_known
-    assert told["Underflow"].value == "not known"
+    assert told["Underflow share"].value == "not known"
 
 
 @pytest.mark.parametrize(

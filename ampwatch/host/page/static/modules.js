@@ -13,7 +13,7 @@ const COLUMNS = [
   { key: "name", title: "Module", first: 1, hint: "Qualified name in the model" },
   { key: "trouble", title: "Trouble", first: -1, hint: "Non-finite first, then what underflows, then what is near the limit, then updates that change nothing" },
   { key: "nonfinite", title: "NaN, inf", first: -1, show: number, hint: "NaN and infinite elements in the newest measurement of gradients, outputs, weights, updates and buffers" },
-  { key: "lost", title: "Gradient lost", first: -1, show: percent, hint: "Share of all elements of the gradient that are zero only because of the format" },
+  { key: "lost", title: "Underflow share", first: -1, show: percent, hint: "Share of the gradient elements that became zero only because the dtype cannot hold them" },
   { key: "gradient_headroom", title: "Headroom", first: 1, show: bits, hint: "Doublings that the scaled gradient is away from overflow" },
   { key: "gradient_amax", title: "Gradient amax", first: -1, show: size, hint: "Largest magnitude of the unscaled gradient" },
   { key: "activation_headroom", title: "Output headroom", first: 1, show: bits, hint: "Doublings that the output is away from the limit of its own format" },

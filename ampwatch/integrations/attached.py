@@ -138,14 +138,12 @@ class Callback:
             self._announced.add(words)
             logger.log(level, "%s: %s", self._name, words)
 
-    def _say_what_is_not_seen(self, where: str, *, is_half: bool) -> None:
-        """Say of a training whose loss nothing scales what that means; ``where`` a scaler is expected in float16."""
+    def _say_what_is_not_seen(self, without: str, *, is_half: bool) -> None:
+        """Say of a training whose loss nothing scales what that means; in float16 with what there is not."""
         if self.watch is None or not self._is_open or self.watch.is_scaled:
             return
         if is_half:
-            self._say(
-                f"expected a GradScaler in {where}, got none: steps are watched, the loss scale is not"
-            )
+            self._say(f"{without}: steps are watched, the loss scale is not")
         else:
             self._say("no loss is scaled here: steps are watched", level=logging.INFO)
 

@@ -112,9 +112,9 @@ class AmpwatchCallback(Callback, _Callback):  # type: ignore[misc, valid-type] #
         self._stop, self._logged_at = False, -1
         plugin = trainer.precision_plugin
         self._attach(pl_module, getattr(plugin, "scaler", None), trainer.global_step)
-        where = f"{type(plugin).__name__}, as with precision 16-mixed"
+        without = f"expected a GradScaler in {type(plugin).__name__}, as with precision 16-mixed, got none"
         is_half = getattr(plugin, "precision", "").startswith("16")
-        self._say_what_is_not_seen(where, is_half=is_half)
+        self._say_what_is_not_seen(without, is_half=is_half)
 
     def _after_batch(self, trainer: Any) -> None:
         loop = trainer.fit_loop.epoch_loop

@@ -95,8 +95,8 @@ class AmpwatchCallback(Callback, TrainerCallback):  # type: ignore[misc] # its b
         # accelerate's wrapper of the optimizer has the scaler that it steps through.
         scaler = getattr(given.get("optimizer"), "scaler", None)
         self._attach(given.get("model"), scaler, state.global_step)
-        where = "the Trainer's optimizer, as with fp16=True"
-        self._say_what_is_not_seen(where, is_half=getattr(args, "fp16", False))
+        without = "the Trainer has made no GradScaler (on a CPU it makes none, even with fp16=True)"
+        self._say_what_is_not_seen(without, is_half=getattr(args, "fp16", False))
         trainer = self._go_first()
         if trainer is not None and self._is_open:
             self._wrapped = _Ending(trainer, self)

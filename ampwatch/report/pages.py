@@ -173,15 +173,20 @@ def route_about(kind: str) -> str:
 def for_terminal(page: Page) -> str:
     """Return the Markdown of a page for a reader who cannot follow its links.
 
-    A link to another page becomes the command that prints that page.
+    A link to another page becomes the command that prints that page, and one to what is not shipped its
+    address on the web.
     """
     known = by_path()
 
     def linked(match: re.Match[str]) -> str:
         words, link = match.groups()
-        other = known.get(resolved(page, link)[0])
+        place, fragment = resolved(page, link)
+        other = known.get(place)
         if other is None:
-            return match[0]
+            anchor = f"#{fragment}" if fragment else ""
+            # Not what looks like a link in code, as f[0](x) does.
+            is_page = place.endswith(".md")
+            return f"[{words}]({REPOSITORY}{place}{anchor})" if is_page else match[0]
         if words == f"{other.name}.md":
             return f"`{command(other)}`"
         named = words.replace("`", "") == other.name

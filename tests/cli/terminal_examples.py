@@ -53,7 +53,7 @@ def found() -> list[Record]:
         last_step=STEPS - 1,
         count=STEPS - BROKEN_AT,
         source="model.py:130",
-        evidence={"amax_in": 312.5, "amax_out": math.inf, "limit": 65504.0},
+        evidence={"in_amax": 312.5, "out_amax": math.inf, "dtype_max": 65504.0},
         summary="mm in decoder.3.ffn overflowed float16, whose largest number is 65504",
         kind_advice="Run decoder.3.ffn in float32 with torch.autocast(device, enabled=False), or use bfloat16",
     )

@@ -12,6 +12,7 @@ from ampwatch.diagnosis.kinds.registry import KINDS
 from ampwatch.errors import AmpwatchError
 from ampwatch.report.pages import (
     GUIDES,
+    REPOSITORY,
     Page,
     Shelf,
     by_path,
@@ -68,12 +69,12 @@ def test_a_link_is_named_by_its_words_and_by_its_command(tmp_path: Path) -> None
     file = tmp_path / "divergence.md"
     file.write_text(
         "A [way\nround](../diagnosis.md#the-ladder), [`forward_overflow`](forward_overflow.md),"
-        " [all](README.md), [gpu.md](../gpu.md), [out](https://a.example/b.md), x[0](y.md).\n"
+        " [all](README.md), [gpu.md](../gpu.md), [out](https://a.example/b.md), [cost](../cost.md#a), x[0](y).\n"
     )
 
     assert for_terminal(Page(Shelf.KINDS, "divergence", file)) == (
         "A way\nround (`ampwatch explain diagnosis`), `forward_overflow`,"
-        " all (`ampwatch explain`), `ampwatch explain gpu`, [out](https://a.example/b.md), x[0](y.md).\n"
+        f" all (`ampwatch explain`), `ampwatch explain gpu`, [out](https://a.example/b.md), [cost]({REPOSITORY}docs/cost.md#a), x[0](y).\n"
     )
 
 

@@ -66,7 +66,9 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         # Python has no public place for this before 3.14, which says it by itself if it is asked to.
         if action.choices is not None and value not in action.choices:
-            choices = [str(choice) for choice in action.choices]
+            # Of verbs those that help lists.
+            listed = [verb.dest for verb in getattr(action, "_choices_actions", ())]
+            choices = listed or [str(choice) for choice in action.choices]
             near = did_you_mean(str(value), choices)
             msg = f"invalid choice: {value!r} (choose from {', '.join(map(repr, choices))}){near}"
             raise argparse.ArgumentError(action, msg)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ampwatch.cli.output import encodable, piped
+from ampwatch.numerics.written import counted
 
 if TYPE_CHECKING:
     from ampwatch.report.gate import Check
@@ -39,7 +40,7 @@ examples:
   ampwatch report --short
       on one screen: state, cause, place, what to do first; other findings are counted
   ampwatch report --all
-      one line for each run that left a report
+      one line for each of the newest 50 runs that left a report
   ampwatch report gpt --json > gpt.json
       everything that is known of all its ranks
   ampwatch report gpt.json
@@ -47,6 +48,9 @@ examples:
   ampwatch report gpt.json --check "skips<1%, scale>=1024, findings=0"
       in CI: exit status 0 if each holds on each rank, else 1 and the reason
 """
+
+MAX_LISTED = 50
+"""Runs that ``--all`` lists; ``--short`` and ``--json`` have all of them."""
 
 MAX_WIDTH = 100
 MIN_WIDTH = 40
@@ -214,8 +218,7 @@ def _width() -> int:
 
 def _print_others(others: list[list[Box]]) -> None:
     if others:
-        earlier = "1 earlier run" if len(others) == 1 else f"{len(others)} earlier runs"
-        print(f"\n{earlier}: ampwatch report --all")
+        print(f"\n{counted(len(others), 'earlier run')}: ampwatch report --all")
 
 
 def _print_short(job: list[Box], others: list[list[Box]]) -> None:
@@ -236,16 +239,18 @@ def _short(job: list[Box]) -> str:
 
 
 def _listed(found: list[list[Box]]) -> list[str]:
-    """Return two lines for each job."""
+    """Return two lines for each of the newest jobs, and how many came before."""
     from ampwatch.report.html_report import when  # noqa: PLC0415 - as above
     from ampwatch.report.run_list import row_of  # noqa: PLC0415 - likewise
 
     lines = []
-    for row in map(row_of, reversed(found)):
+    for row in map(row_of, reversed(found[-MAX_LISTED:])):
         kinds = ", ".join(row.kinds) or "no finding"
         ranks = f" ({row.ranks} ranks)" if row.ranks > 1 else ""
         lines.append(f"{when(row.started_ns)}  {row.run}{ranks}: {row.level}, {kinds}")
         lines.append(f"    {row.progress}")
+    if earlier := found[:-MAX_LISTED]:
+        lines.append(f"{counted(len(earlier), 'earlier run')}: ampwatch report --all --short")
     return [encodable(line) for line in lines]
 
 

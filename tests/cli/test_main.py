@@ -92,7 +92,7 @@ def test_the_version_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     ("line", "told"),
     [
         ("dance", "'daemon'"),
-        ("reports", "'plan'); did you mean 'report'?"),
+        ("reports", "'url'); did you mean 'report'?"),
         ("grafana pushes", "did you mean 'push'?"),
         ("daemon --log-level warnings", "did you mean 'warning'?"),
         ("demo --steps 0", "--steps: expected a whole number of steps >= 1, got '0'"),

@@ -157,7 +157,9 @@ def test_a_directory_without_a_slash_is_said_to_be_one(
     assert "to read the directory, write ./kept" in capsys.readouterr().err
 
 
-def test_all_runs_are_listed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_runs_are_listed(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The newest first, each with what was found; all of them as JSON, too."""
     leave(runs, "old", START - 9000)
     leave(runs, "new", rank=0)
@@ -167,6 +169,11 @@ def test_all_runs_are_listed(runs: Path, capsys: pytest.CaptureFixture[str]) -> 
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "2023-11-14 22:13:20 UTC  new (2 ranks): failed, new_kind"
     assert lines[2].endswith("old: failed, old_kind")
+    monkeypatch.setattr("ampwatch.cli.report.MAX_LISTED", 1)
+    assert main(["report", "--all"]) == 0
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "1 earlier run: ampwatch report --all --short"
+    ]
     assert main(["report", "--all", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["ranks"]) == 3
 

@@ -21,7 +21,8 @@ loss scale and loss, and its GPU. The daemon, which a training starts by itself,
 second.
 
   up, down   choose a rank            Enter  open its findings, with evidence and advice
-  f          next finding             Esc    back
+  f          next rank with a finding, in an open rank the next finding
+  Esc        back
   s          sort by severity, by run and rank, or slowest first
   /          filter: show only ranks whose run, host, state or findings contain some words
   q          quit

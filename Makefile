@@ -61,12 +61,13 @@ $(INSTALLED): pyproject.toml constraints.txt constraints-dev.txt
 	@touch $@
 
 # What the demo needs: ampwatch, PyTorch (with NumPy, without which it warns) and Rich, and none of the tools.
+$(DEMO_INSTALLED): export PIP_QUIET := 1
 $(DEMO_INSTALLED): pyproject.toml constraints.txt constraints-demo.txt
 	@echo "==> Making $(DEMO_VENV) with ampwatch, PyTorch and Rich; the first time takes a minute"
 	[ -x $(DEMO_VENV)/bin/python ] || $(PYTHON) -m venv $(DEMO_VENV)
-	$(DEMO_VENV)/bin/python $(LOCKED) --quiet -r constraints-demo.txt
-	$(DEMO_VENV)/bin/python $(PIP) --quiet -c constraints.txt torch
-	$(DEMO_VENV)/bin/python $(PIP) --quiet --no-deps --no-build-isolation -e .
+	$(DEMO_VENV)/bin/python $(LOCKED) -r constraints-demo.txt
+	$(DEMO_VENV)/bin/python $(PIP) -c constraints.txt torch
+	$(DEMO_VENV)/bin/python $(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
 # The client of Grafana brings a package that takes the place of urllib3, which selenium needs.

@@ -170,26 +170,37 @@ def route_about(kind: str) -> str:
     return f"{Shelf.KINDS.route}{kind}" if row_of(kind) is not None else ""
 
 
-def for_terminal(page: Page) -> str:
-    """Return the Markdown of a page for a reader who cannot follow its links.
-
-    A link to another page becomes the command that prints that page, and one to what is not shipped its
-    address on the web.
-    """
+def portable(page: Page) -> str:
+    """Return the Markdown of a page in which pages that are not shipped are named by their address on the web."""
     known = by_path()
 
     def linked(match: re.Match[str]) -> str:
         words, link = match.groups()
         place, fragment = resolved(page, link)
-        other = known.get(place)
+        # Only of pages: in code f[0](x) looks like a link.
+        if not place.endswith(".md") or place in known:
+            return match[0]
+        anchor = f"#{fragment}" if fragment else ""
+        return f"[{words}]({REPOSITORY}{place}{anchor})"
+
+    return _LINK.sub(linked, page.text)
+
+
+def for_terminal(page: Page) -> str:
+    """Return the Markdown of a page for a reader who cannot follow its links.
+
+    A link to another page becomes the command that prints that page.
+    """
+    known = by_path()
+
+    def linked(match: re.Match[str]) -> str:
+        words, link = match.groups()
+        other = known.get(resolved(page, link)[0])
         if other is None:
-            anchor = f"#{fragment}" if fragment else ""
-            # Not what looks like a link in code, as f[0](x) does.
-            is_page = place.endswith(".md")
-            return f"[{words}]({REPOSITORY}{place}{anchor})" if is_page else match[0]
+            return match[0]
         if words == f"{other.name}.md":
             return f"`{command(other)}`"
         named = words.replace("`", "") == other.name
         return words if named else f"{words} (`{command(other)}`)"
 
-    return _LINK.sub(linked, _COMMENT.sub("", page.text))
+    return _LINK.sub(linked, _COMMENT.sub("", portable(page)))

@@ -89,7 +89,7 @@ def _shipped_files() -> Iterator[tuple[str, str]]:
     dashboards = shipped("dashboards")
     yield from _under(dashboards, "dashboards", "*.json", "kustomization.yaml", "alerts/*.yml")
     yield from _under(shipped("deploy"), "deploy", "**/*")
-    yield from ((path, page.text) for path, page in pages.by_path().items())
+    yield from ((path, pages.portable(page)) for path, page in pages.by_path().items())
     # The images are built of this very version, wherever it was installed from.
     yield from _under(Path(ampwatch.__file__).parent, "ampwatch", "**/*")
 

@@ -14,6 +14,7 @@ from ampwatch.diagnosis.calls.kinds import (
     CLIP_NONFINITE_NORM,
     MIXED_SCALED_BACKWARD,
     SCALE_CHANGED_MID_ACCUMULATION,
+    TOO_LARGE,
     UNSCALED_STEP,
 )
 from ampwatch.diagnosis.calls.known_errors import (
@@ -217,11 +218,13 @@ class ApiMisuse(Detector):
         """Scaled and unscaled losses were accumulated into the gradients of one optimizer."""
         scale = seen.scale if not math.isnan(seen.scale) else self._scale()
         where = f"optimizer:{seen.optimizer}"
+        evidence = {"loss_scale": scale, "parameters": float(seen.parameters)}
         if seen.after_unscale:
+            evidence[TOO_LARGE] = scale
             what = (
                 f"a scaled loss was added, after unscale_, to the gradients of"
-                f" {counted(seen.parameters, 'parameter')} that had been divided by the scale already: it weighs {scale_text(scale)} times"
-                f" too much"
+                f" {counted(seen.parameters, 'parameter')} that had been divided by the scale already: it weighs"
+                f" {scale_text(scale)} times what it should"
             )
         elif seen.any_scaled:
             what = (
@@ -241,7 +244,7 @@ class ApiMisuse(Detector):
             f"Scaled and unscaled losses are mixed in {in_words(where)} at step {seen.step}: {what},"
             f" for example {in_words(f'param:{seen.parameter}')}",
             source=seen.source,
-            evidence={"loss_scale": scale, "parameters": float(seen.parameters)},
+            evidence=evidence,
         )
 
     @takes(ScaledPenalty)
@@ -260,7 +263,7 @@ class ApiMisuse(Detector):
             f" scaled loss: they are {scale_text(scale)} times too large in it, as nothing has divided them by the"
             f" scale, and their part of the loss changes whenever the scale does",
             source=seen.source,
-            evidence={"loss_scale": scale},
+            evidence={"loss_scale": scale, TOO_LARGE: scale},
         )
 
     @takes(MixedScales)
@@ -290,14 +293,14 @@ class ApiMisuse(Detector):
         """Gradients were computed under autocast."""
         made = self._book.get(BACKWARD_UNDER_AUTOCAST.slug, "api")
         is_chosen = seen.is_held or bool(seen.region_of)
-        if made is not None and made.severity is Severity.INFO and not is_chosen:
-            made.severity = Severity.WARNING
-            self._book.report_change(made)
         summary = (
             f"backward() was called inside a {seen.dtype} autocast region at step {seen.step}:"
             f" backward ran under autocast, so ops whose forward ran in float32 may run in"
             f" {seen.dtype}"
         )
+        if made is not None and made.severity is Severity.INFO and not is_chosen:
+            made.severity, made.summary = Severity.WARNING, summary
+            self._book.report_change(made)
         more: dict[str, Any] = {}
         if is_chosen:
             # Whoever does that on purpose, or by a framework, has no block of the step to leave: not
@@ -345,12 +348,12 @@ class ApiMisuse(Detector):
     def _say(
         self, kind: Kind, where: str, step: int, phase: str, summary: str, **more: Any
     ) -> None:
-        """Report a finding once per iteration, with a severity that stays."""
+        """Report a finding, or count it again: its numbers stay those of the first step, before what comes of it."""
         made = self._book.get(kind.slug, where)
-        if made is not None:
-            more["severity"] = made.severity
-        if made is None or made.last_step != step:
+        if made is None:
             self._book.report(kind, where, step, summary=summary, phase=phase, **more)
+        elif made.last_step != step:
+            self._book.again(made, step)
 
 
 def _norm(norm: float) -> str:

@@ -56,6 +56,9 @@ UNSCALED_STEP = Kind(
     ),
 )
 
+TOO_LARGE = "times_too_large"
+"""Evidence of ``mixed_scaled_backward``: how many times a loss weighs what it should, where that is too much."""
+
 MIXED_SCALED_BACKWARD = Kind(
     slug="mixed_scaled_backward",
     number=42,

@@ -218,7 +218,7 @@ class Divergence(Detector):
             summary=(
                 f"The training diverges: since step {since} the loss has risen from"
                 f" {self._level:.3g} to {self._newest:.3g}, larger than ever"
-                f" {counted(self._records, 'time')}, {end}{weights}. It would do so in float32 as well"
+                f" {counted(self._records, 'time')}, {end}{weights}"
             ),
             first_step=since,
             phase="forward",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ampwatch.diagnosis.calls.kinds import TOO_LARGE
 from ampwatch.diagnosis.kinds.kind import (
     AT_FAULT_FOR_LONG,
     Kind,
@@ -17,6 +18,11 @@ from ampwatch.diagnosis.kinds.kind import (
 from ampwatch.wire.records import Finding, Severity
 from ampwatch.wire.records.remedies import FIND_NONFINITE
 
+
+def _makes_steps_larger(_divergence: Finding, mixed: Finding) -> bool:
+    return mixed.evidence.get(TOO_LARGE, 0.0) > 1.0
+
+
 DIVERGENCE = Kind(
     slug="divergence",
     number=51,
@@ -28,6 +34,9 @@ DIVERGENCE = Kind(
         "Lower the learning rate, warm it up for longer, or clip gradients"
         " (torch.nn.utils.clip_grad_norm_ after scaler.unscale_(optimizer)). Another precision or"
         " loss scale does not help. Continue from a checkpoint from before the rise."
+    ),
+    explained_by=(
+        since("unscaled_step") + since("mixed_scaled_backward", fits=_makes_steps_larger)
     ),
     precedence=Precedence.ALWAYS,
     is_aftermath=True,

@@ -361,6 +361,12 @@ def nonfinite_clip(step: int = 3, parameter: str = "head.weight") -> NonfiniteCl
     return NonfiniteClip(step, 0, parameter, 5, math.inf, 1.0, "train.py:9")
 
 
+def mixed(
+    scale: float = 512.0, *, any_scaled: bool = True, after_unscale: bool = True
+) -> MixedGradients:
+    return MixedGradients(2, 1, scale, "w", 3, any_scaled, after_unscale, "train.py:5")
+
+
 def broken_weights(step: int, where: str = "param:body.weight") -> Finding:
     return Finding("param_nonfinite", Severity.CRITICAL, where, "", "", first_step=step)
 
@@ -404,9 +410,12 @@ def test_a_scale_on_a_device_is_the_newest_that_has_arrived() -> None:
 
 def test_a_finding_is_made_once_and_counted_once_per_iteration() -> None:
     """Micro-batches of one iteration are one."""
-    finding = Case().see(*(scaled_clip(step) for step in (3, 3, 4, 5, 5))).one
+    finding = Case().see(*(scaled_clip(step, scale=2.0**step) for step in (3, 3, 4, 5, 5))).one
 
     assert (finding.first_step, finding.last_step, finding.count) == (3, 5, 3)
+    # The scale of later steps may be what has come of it.
+    assert finding.evidence["loss_scale"] == 8.0
+    assert "step 3" in finding.summary
 
 
 def test_a_parameter_that_is_not_known_at_once_is_known_from_the_weights() -> None:
@@ -434,6 +443,25 @@ def test_a_parameter_that_never_becomes_known_leaves_the_optimizer(*, ends: bool
     assert case.one.where == "optimizer:0"
 
 
+@pytest.mark.parametrize(
+    ("seen", "is_root"),
+    [
+        (ScaledStep(2, 0, 4096.0, 6, "train.py:7"), False),
+        (mixed(), False),
+        (mixed(scale=1.0), True),
+        (mixed(after_unscale=False), True),
+    ],
+)
+def test_a_divergence_is_explained_by_steps_that_are_too_large(
+    seen: object, *, is_root: bool
+) -> None:
+    """Not by a loss that weighs too little."""
+    case = Case().see(seen)
+    case.book.make(Finding("divergence", Severity.CRITICAL, "loss", "", "", first_step=3))
+
+    assert case.book.findings[1].root is is_root
+
+
 def test_what_becomes_of_steps_that_are_too_large_is_explained_by_them() -> None:
     """Broken weights, and a scale that collapses for it."""
     case = Case().see(ScaledStep(2, 0, 4096.0, 6, "train.py:7"))
@@ -458,8 +486,7 @@ def test_mixed_losses_are_described_as_they_are(
     words: str, *, any_scaled: bool, after_unscale: bool
 ) -> None:
     """Three ways to mix them, one kind."""
-    seen = MixedGradients(0, 1, 512.0, "w", 3, any_scaled, after_unscale, "train.py:5")
-    finding = Case().see(seen).one
+    finding = Case().see(mixed(any_scaled=any_scaled, after_unscale=after_unscale)).one
 
     assert (finding.kind, finding.where, finding.phase) == (
         "mixed_scaled_backward",
@@ -520,6 +547,7 @@ def test_backward_in_a_region_that_nobody_could_leave_is_an_info_until_it_is_not
     assert words in case.one.summary
     case.see(AutocastBackward(3, "bfloat16", ""))
     assert case.one.severity is Severity.WARNING
+    assert "the region is" not in case.one.summary
 
 
 def test_of_a_chain_of_exceptions_one_is_explained() -> None:

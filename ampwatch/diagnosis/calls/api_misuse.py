@@ -16,6 +16,7 @@ from ampwatch.diagnosis.calls.kinds import (
     SCALE_CHANGED_MID_ACCUMULATION,
     TOO_LARGE,
     UNSCALED_STEP,
+    UNSCALED_TWICE,
 )
 from ampwatch.diagnosis.calls.known_errors import (
     BCE,
@@ -29,6 +30,7 @@ from ampwatch.diagnosis.calls.known_errors import (
 from ampwatch.diagnosis.detector import Detector, Shared, takes
 from ampwatch.diagnosis.evidence.calls import (
     AutocastBackward,
+    Mix,
     MixedGradients,
     MixedScales,
     NonfiniteClip,
@@ -215,18 +217,27 @@ class ApiMisuse(Detector):
 
     @takes(MixedGradients)
     def mixed(self, seen: MixedGradients) -> None:
-        """Scaled and unscaled losses were accumulated into the gradients of one optimizer."""
+        """Gradients of one optimizer hold losses of more than one scale, or are divided by it twice."""
         scale = seen.scale if not math.isnan(seen.scale) else self._scale()
         where = f"optimizer:{seen.optimizer}"
         evidence = {"loss_scale": scale, "parameters": float(seen.parameters)}
-        if seen.after_unscale:
+        mixed = f"Scaled and unscaled losses are mixed in {in_words(where)} at step {seen.step}"
+        more: dict[str, Any] = {}
+        if seen.mix is Mix.TWICE:
+            mixed = f"Gradients of {in_words(where)} are divided by the loss scale twice at step {seen.step}"
+            what = (
+                f"unscale_ has divided those of {counted(seen.parameters, 'parameter')} by"
+                f" {scale_text(scale)} before, in a call for another object or before an update of the scaler"
+            )
+            more["kind_advice"] = UNSCALED_TWICE
+        elif seen.mix is Mix.AFTER_UNSCALE:
             evidence[TOO_LARGE] = scale
             what = (
                 f"a scaled loss was added, after unscale_, to the gradients of"
                 f" {counted(seen.parameters, 'parameter')} that had been divided by the scale already: it weighs"
                 f" {scale_text(scale)} times what it should"
             )
-        elif seen.any_scaled:
+        elif seen.mix is Mix.BESIDE:
             what = (
                 f"the gradients of {counted(seen.parameters, 'parameter')} hold a loss that was not scaled"
                 f" beside others that were: after unscaling it weighs 1/{scale_text(scale)} of what it should"
@@ -241,10 +252,10 @@ class ApiMisuse(Detector):
             where,
             seen.step,
             "backward",
-            f"Scaled and unscaled losses are mixed in {in_words(where)} at step {seen.step}: {what},"
-            f" for example {in_words(f'param:{seen.parameter}')}",
+            f"{mixed}: {what}, for example {in_words(f'param:{seen.parameter}')}",
             source=seen.source,
             evidence=evidence,
+            **more,
         )
 
     @takes(ScaledPenalty)

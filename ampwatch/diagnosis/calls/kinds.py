@@ -56,6 +56,12 @@ UNSCALED_STEP = Kind(
     ),
 )
 
+UNSCALED_TWICE = (
+    "Call scaler.unscale_ once per step, after the last backward, with the object that scaler.step gets and not"
+    " with a wrapper of it; and scaler.update() after scaler.step only."
+)
+"""Advice where gradients are divided by the scale twice."""
+
 TOO_LARGE = "times_too_large"
 """Evidence of ``mixed_scaled_backward``: how many times a loss weighs what it should, where that is too much."""
 
@@ -66,8 +72,8 @@ MIXED_SCALED_BACKWARD = Kind(
     meaning="scaled and unscaled losses go into the same gradients",
     severities=(Severity.WARNING,),
     certainty=certain(
-        "both a scaled and an unscaled loss were added to the gradients of one step, or gradients of a scaled"
-        " loss to another loss"
+        "what backward added to the gradients of one step, and what divided them by the scale, was followed;"
+        " or gradients of a scaled loss were seen in another loss"
     ),
     advice=(
         "Call scaler.scale(loss).backward() for every loss that feeds this optimizer, and"

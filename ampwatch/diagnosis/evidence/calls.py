@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import NamedTuple
 
 
@@ -89,6 +90,21 @@ class ScaledStep(NamedTuple):
     source: str
 
 
+class Mix(Enum):
+    """What is wrong with gradients that are about to be unscaled, or stepped with.
+
+    ``BESIDE``: they hold an unscaled loss beside scaled ones.
+    ``UNSCALED``: they hold unscaled losses alone.
+    ``AFTER_UNSCALE``: a scaled loss came after ``unscale_``.
+    ``TWICE``: ``unscale_`` has divided them, or a part of them, and they are divided again.
+    """
+
+    BESIDE = "beside"
+    UNSCALED = "unscaled"
+    AFTER_UNSCALE = "after_unscale"
+    TWICE = "twice"
+
+
 class MixedGradients(NamedTuple):
     """Gradients of scaled and of unscaled losses are about to be unscaled, or stepped, together.
 
@@ -98,9 +114,8 @@ class MixedGradients(NamedTuple):
         scale: The loss scale, NaN where the host does not know it.
         parameter: Name of a parameter whose gradient is not, or not only, of scaled losses.
         parameters: Number of parameters like that.
-        any_scaled: Whether any gradient of this optimizer is of a scaled loss.
-        after_unscale: The scaled loss came after ``unscale_``.
-        source: ``file:line`` of the backward that does not fit.
+        mix: What is wrong with them.
+        source: ``file:line`` of the backward that does not fit, or of the second division.
     """
 
     step: int
@@ -108,8 +123,7 @@ class MixedGradients(NamedTuple):
     scale: float
     parameter: str
     parameters: int
-    any_scaled: bool
-    after_unscale: bool
+    mix: Mix
     source: str
 
 

@@ -15,6 +15,7 @@ from ampwatch.diagnosis.calls.api_misuse import WAIT_FOR_NAME, ApiMisuse, report
 from ampwatch.diagnosis.detector import Shared
 from ampwatch.diagnosis.evidence.calls import (
     AutocastBackward,
+    Mix,
     MixedGradients,
     MixedScales,
     NonfiniteClip,
@@ -361,10 +362,8 @@ def nonfinite_clip(step: int = 3, parameter: str = "head.weight") -> NonfiniteCl
     return NonfiniteClip(step, 0, parameter, 5, math.inf, 1.0, "train.py:9")
 
 
-def mixed(
-    scale: float = 512.0, *, any_scaled: bool = True, after_unscale: bool = True
-) -> MixedGradients:
-    return MixedGradients(2, 1, scale, "w", 3, any_scaled, after_unscale, "train.py:5")
+def mixed(mix: Mix = Mix.AFTER_UNSCALE, scale: float = 512.0) -> MixedGradients:
+    return MixedGradients(2, 1, scale, "w", 3, mix, "train.py:5")
 
 
 def broken_weights(step: int, where: str = "param:body.weight") -> Finding:
@@ -449,7 +448,7 @@ def test_a_parameter_that_never_becomes_known_leaves_the_optimizer(*, ends: bool
         (ScaledStep(2, 0, 4096.0, 6, "train.py:7"), False),
         (mixed(), False),
         (mixed(scale=1.0), True),
-        (mixed(after_unscale=False), True),
+        (mixed(Mix.BESIDE), True),
     ],
 )
 def test_a_divergence_is_explained_by_steps_that_are_too_large(
@@ -475,18 +474,17 @@ def test_what_becomes_of_steps_that_are_too_large_is_explained_by_them() -> None
 
 
 @pytest.mark.parametrize(
-    ("any_scaled", "after_unscale", "words"),
+    ("mix", "words"),
     [
-        (True, False, "was not scaled beside others that were"),
-        (False, False, "were not scaled, and are divided"),
-        (True, True, "added, after unscale_"),
+        (Mix.BESIDE, "was not scaled beside others that were"),
+        (Mix.UNSCALED, "were not scaled, and are divided"),
+        (Mix.AFTER_UNSCALE, "added, after unscale_"),
+        (Mix.TWICE, "divided by the loss scale twice"),
     ],
 )
-def test_mixed_losses_are_described_as_they_are(
-    words: str, *, any_scaled: bool, after_unscale: bool
-) -> None:
-    """Three ways to mix them, one kind."""
-    finding = Case().see(mixed(any_scaled=any_scaled, after_unscale=after_unscale)).one
+def test_mixed_losses_are_described_as_they_are(mix: Mix, words: str) -> None:
+    """Four mistakes, one kind."""
+    finding = Case().see(mixed(mix)).one
 
     assert (finding.kind, finding.where, finding.phase) == (
         "mixed_scaled_backward",

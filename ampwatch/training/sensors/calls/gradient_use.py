@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ampwatch.diagnosis.evidence.calls import MixedGradients, MixedScales, ScaledStep
+from ampwatch.diagnosis.evidence.calls import Mix, MixedGradients, MixedScales, ScaledStep
 from ampwatch.training.hooks.compiling import is_traced
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
@@ -23,7 +23,7 @@ from ampwatch.training.private import (
     tensor_hooks,
 )
 from ampwatch.training.sensors.calls.gradient_contents import GradContents, GradientBefore
-from ampwatch.training.sensors.calls.scaled_roots import PLAIN, Branch, ScaledRoots
+from ampwatch.training.sensors.calls.scaled_roots import DIVIDED, PLAIN, Branch, ScaledRoots
 from ampwatch.training.transfer.readback import is_plain_scalar
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class GradientUseSensor(Sensor):
         # their versions, so that ``of`` would not find them now.
         of_optimizer = parameters_of(event.optimizer)
         self._contents.set(
-            [p for p in of_optimizer if id(p) in self._unscaling], frozenset({PLAIN})
+            [p for p in of_optimizer if id(p) in self._unscaling], frozenset({DIVIDED})
         )
         # What the program has changed before was not known then, and is not what it was any more.
         self._contents.forget([p for p in of_optimizer if id(p) not in self._unscaling])
@@ -276,12 +276,14 @@ class GradientUseSensor(Sensor):
         any_scaled = _is_scaled(kinds)
         if stage == UNSCALED:
             if any_scaled:
-                self._report_mixed(
-                    optimizer, [p for p, k in found if _is_scaled(k)], after_unscale=True
-                )
+                scaled = [p for p, k in found if _is_scaled(k)]
+                self._report_mixed(optimizer, scaled, Mix.AFTER_UNSCALE, self._roots.number)
+        elif DIVIDED in kinds:
+            divided = [p for p, k in found if DIVIDED in k]
+            self._report_mixed(optimizer, divided, Mix.TWICE)
         elif PLAIN in kinds and self._roots.any_scaled:
             plain = [p for p, k in found if PLAIN in k]
-            self._report_mixed(optimizer, plain, any_scaled=any_scaled)
+            self._report_mixed(optimizer, plain, Mix.BESIDE if any_scaled else Mix.UNSCALED, PLAIN)
         elif any_scaled:
             self._doubt(optimizer, kinds | {self._roots.number}, len(found))
 
@@ -289,9 +291,8 @@ class GradientUseSensor(Sensor):
         self,
         optimizer: Optimizer,
         parameters: Sequence[Tensor],
-        *,
-        any_scaled: bool = True,
-        after_unscale: bool = False,
+        mix: Mix,
+        kind: int | None = None,
     ) -> None:
         index = self._registry.admit(optimizer)
         names = {id(p): name for name, p in self._names.of_optimizer(optimizer, index)}
@@ -304,9 +305,8 @@ class GradientUseSensor(Sensor):
                 scale=scale_on_host(self._scaler),
                 parameter=names.get(id(parameters[0]), ""),
                 parameters=len(parameters),
-                any_scaled=any_scaled,
-                after_unscale=after_unscale,
-                source=self._sources.get(self._roots.number if after_unscale else PLAIN, ""),
+                mix=mix,
+                source=user_source() if kind is None else self._sources.get(kind, ""),
             )
         )
 

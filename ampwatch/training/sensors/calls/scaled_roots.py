@@ -23,6 +23,9 @@ PLAIN = -1
 UNKNOWN = -2
 """Kind of a tensor of which it is not known whether it was scaled."""
 
+DIVIDED = -3
+"""Kind of a scaled loss whose gradients ``unscale_`` has divided by the scale."""
+
 MAX_NUMBERS = 4096
 """Scaled losses remembered between two updates of the scaler."""
 

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ampwatch.diagnosis.evidence.calls import (
     AutocastBackward,
+    Mix,
     MixedGradients,
     MixedScales,
     NonfiniteClip,
@@ -348,7 +349,23 @@ def test_an_unscaled_loss_beside_a_scaled_one_is_seen_in_either_order() -> None:
             seen = observations(program(order, begin), steps=begin + 6)
             assert {type(o) for o in seen} == {MixedGradients}
             assert begin <= seen[0].step <= begin + 1
-            assert (seen[-1].parameter, seen[-1].any_scaled) == ("0.0.weight", True)
+            assert (seen[-1].parameter, seen[-1].mix) == ("0.0.weight", Mix.BESIDE)
+
+
+@pytest.mark.parametrize("wraps", [True, False])
+def test_gradients_that_are_divided_twice_are_seen(*, wraps: bool) -> None:
+    """unscale_ of an object around the optimizer, or before an update; the step divides again."""
+
+    def program(t: Training) -> None:
+        t.optimizer.zero_grad()
+        t.scaler.scale(t.loss()).backward()
+        wrapper = type("Wrapper", (), {"param_groups": t.optimizer.param_groups})()
+        t.scaler.unscale_(wrapper if wraps else t.optimizer)
+        if not wraps:
+            t.scaler.update()
+        t.finish()
+
+    assert {o.mix for o in observations(program)} == {Mix.TWICE}
 
 
 def test_the_parts_of_a_sum_are_distinguished_by_the_optimizers_they_reach() -> None:

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 UNCHANGED_SHARE = 0.9
 """Share of the elements of a parameter that must stay the same."""
 
+STUCK_SHARE = 0.5
+"""Share, at least, of the elements with a gradient that is not zero that must be among them: rows of an embedding that
+do not occur stay the same as well."""
+
 STILL_STEPS = 50
 """Iterations in which no compared element of any parameter must have changed for the training to
 have stopped to learn."""
@@ -120,10 +124,14 @@ class UpdatePrecision(Detector):
         return step - max(self._still_since.values(), default=math.inf) >= STILL_STEPS
 
     def _rounds_away(self, r: TensorRange) -> bool:
+        with_gradient = self._nonzero_gradients.get(r.name, 0.0)
+        unchanged = r.histogram.zero_share
         return (
             self._dtypes.get(r.name) in HALF
-            and self._nonzero_gradients.get(r.name, 0.0) > 1.0 - UNCHANGED_SHARE
-            and r.histogram.zero_share >= UNCHANGED_SHARE
+            and not r.histogram.nonfinite
+            and with_gradient > 1.0 - UNCHANGED_SHARE
+            and unchanged >= UNCHANGED_SHARE
+            and unchanged + with_gradient - 1.0 >= STUCK_SHARE * with_gradient
         )
 
     def _say(self, iteration: Iteration, stuck: Sequence[TensorRange]) -> None:
@@ -146,7 +154,7 @@ class UpdatePrecision(Detector):
             self._summary = (
                 f"Updates round away: {worst.histogram.zero_share:.1%} of the elements of"
                 f" {in_words(where)} ({dtype}) have not changed in the {worst.span} steps up to step"
-                f" {iteration.step}, although their gradients are not zero; an update more than"
+                f" {iteration.step}, although {self._nonzero_gradients[worst.name]:.1%} have a gradient that is not zero; an update more than"
                 f" 2^{mantissa} times smaller than the weight vanishes. {alike}"
             )
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from ampwatch.diagnosis.book import FindingBook
@@ -36,6 +38,7 @@ def test_updates_that_round_away_are_named_with_their_parameter(dtype: str) -> N
     finding = replay.only("update_rounding")
     assert replay.roots == [("update_rounding", "param:w")]
     assert finding.evidence["unchanged_share"] == 0.95
+    assert "although 100.0% have a gradient that is not zero" in finding.summary
     assert f"2^{8 if dtype == 'bfloat16' else 11}" in finding.summary
 
 
@@ -46,8 +49,10 @@ def test_updates_that_round_away_are_named_with_their_parameter(dtype: str) -> N
         (MOVING, "bfloat16", [1e-3] * 10, 8),
         (STILL, "bfloat16", [0.0] * 10, 8),
         (STILL, "bfloat16", [1e-3] * 10, 1),
+        (STILL[:95] + [math.nan] * 900, "bfloat16", [1e-3] * 10, 8),
+        (STILL[:90] + [0.5] * 10, "bfloat16", [0.0] * 88 + [1e-3] * 12, 8),
     ],
-    ids=["float32 weights", "weights that move", "no gradient", "one step is too few"],
+    ids=["float32", "weights that move", "no gradient", "one step", "broken", "rare rows"],
 )
 def test_weights_that_rest_for_good_reason_are_healthy(
     update: list[float], dtype: str, gradient: list[float], span: int

@@ -415,7 +415,13 @@ class Session:
             origins.guard.run(origins.refused)
         if replays is not None:
             replays.guard.run(replays.ended, ending)
-        for raised in describe(error, self._iteration.step, context.names, context.registry):
+        for raised in describe(
+            error,
+            self._iteration.step,
+            context.names,
+            context.registry,
+            context.autocast_dtypes,
+        ):
             self.diagnosis.observe(raised)
 
     @property

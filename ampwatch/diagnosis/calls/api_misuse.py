@@ -385,7 +385,8 @@ def report_error(book: FindingBook, seen: Raised) -> None:
     """Report what is known of an exception; nothing if it has nothing to do with AMP."""
     for known in KNOWN:
         match = re.search(known.message, seen.message)
-        if match is not None and seen.type_name in known.types.split():
+        fits = seen.in_half or not known.is_of_half
+        if match is not None and fits and seen.type_name in known.types.split():
             _report(book, seen, known, match)
             return
     if seen.type_name == "RuntimeError" and _is_recurrent(seen):

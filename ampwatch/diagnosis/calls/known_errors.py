@@ -18,6 +18,7 @@ class KnownError(NamedTuple):
         phase: Its phase; empty if it is where it was raised.
         meaning: What it means.
         remedy: What to do, naming the API.
+        is_of_half: It says nothing of a training that computes in float32.
     """
 
     types: str
@@ -26,6 +27,7 @@ class KnownError(NamedTuple):
     phase: str
     meaning: str
     remedy: str
+    is_of_half: bool = False
 
 
 _UNSCALE_ONCE = (
@@ -121,6 +123,17 @@ OF_NONFINITE = (
         "If sums overflow, compute the costs in float32, from predictions.float() inside"
         " torch.autocast(device_type, enabled=False), or divide by the number of elements before"
         " they are summed. If pairs are forbidden, leave one assignment allowed.",
+    ),
+    KnownError(
+        "_LinAlgError",
+        r"input is not positive-definite|input matrix is singular|algorithm failed to converge",
+        "linalg",
+        "forward",
+        "torch.linalg cannot factorize the matrix. A matmul that makes it in half precision rounds"
+        " enough for that, and a NaN does it as well",
+        "Compute the matrix in float32 as well, inside torch.autocast(device_type, enabled=False) and from .float()"
+        f" inputs, and add a small multiple of the identity to it.{FIND_MAKER}",
+        is_of_half=True,
     ),
 )
 """Those of functions that refuse NaN and infinities, wherever these come from."""

@@ -220,6 +220,7 @@ class Raised(NamedTuple):
         in_function: It was raised by the ``backward`` of an ``autograd.Function`` of the user's.
         variables: What the tensors in the variables of that line's frame held, where it refuses what is
             not finite: name, dtype, and how many elements of how many are not finite.
+        in_half: The training has run under autocast, or has parameters in half precision.
     """
 
     step: int
@@ -236,3 +237,4 @@ class Raised(NamedTuple):
     in_float16: tuple[str, ...] = ()
     in_function: bool = False
     variables: tuple[tuple[str, str, int, int], ...] = ()
+    in_half: bool = False

@@ -200,6 +200,7 @@ def test_a_known_exception_is_explained_with_its_remedy(
         ("TypeError", "value cannot be converted to type c10::Half without overflow"),
         ("RuntimeError", "DataLoader worker (pid 4) is killed by signal: Killed."),
         ("RuntimeError", ""),
+        ("_LinAlgError", "linalg.cholesky: the input is not positive-definite"),
     ],
 )
 def test_any_other_exception_is_the_users_own(type_name: str, message: str) -> None:
@@ -217,6 +218,10 @@ def test_any_other_exception_is_the_users_own(type_name: str, message: str) -> N
             "multinomial",
         ),
         (lambda: torch.multinomial(torch.zeros(2), 1), "multinomial"),
+        (lambda: torch.linalg.cholesky(-torch.eye(2)), "linalg"),
+        (lambda: torch.linalg.inv(torch.zeros(1, 2, 2)), "linalg"),
+        (lambda: torch.linalg.solve(torch.ones(2, 2), torch.ones(2)), "linalg"),
+        (lambda: torch.linalg.svd(torch.full((2, 2), math.nan)), "linalg"),
         (
             lambda: Categorical(logits=torch.tensor([math.nan, 0.5]), validate_args=True),
             "Distribution",
@@ -232,7 +237,7 @@ def test_what_this_pytorch_raises_is_known(fail: Callable[[], object], op: str) 
     with pytest.raises((RuntimeError, ValueError)) as error:
         fail()
 
-    assert explained(error.typename, str(error.value)).op == op
+    assert explained(error.typename, str(error.value), in_half=True).op == op
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from ampwatch.training.kernels.dtypes import name_of
 from ampwatch.wire.blackbox.exception import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from types import FrameType, TracebackType
 
     from ampwatch.training.model.names import Names
@@ -45,7 +45,11 @@ OPERATORS = {
 
 
 def describe(
-    error: BaseException | None, step: int, names: Names, registry: OptimizerRegistry
+    error: BaseException | None,
+    step: int,
+    names: Names,
+    registry: OptimizerRegistry,
+    autocast_dtypes: Sequence[str],
 ) -> Iterator[Raised]:
     """Yield a description of an exception, and of each that it was raised from.
 
@@ -54,13 +58,16 @@ def describe(
         step: Index of the open iteration.
         names: Names of modules and parameters.
         registry: Numbers of optimizers.
+        autocast_dtypes: Names of the autocast dtypes seen.
     """
+    half = (torch.float16, torch.bfloat16)
+    in_half = bool(autocast_dtypes) or any(p.dtype in half for _, p in names.parameters())
     modules = {id(module): name for name, module in names.modules()}
     seen: BaseException | None = error
     for _ in range(MAX_CAUSES):
         if not isinstance(seen, Exception):
             return
-        yield _describe(seen, step, modules, names, registry)
+        yield _describe(seen, step, modules, names, registry)._replace(in_half=in_half)
         seen = seen.__cause__
 
 

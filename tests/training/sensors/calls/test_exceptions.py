@@ -79,6 +79,20 @@ def test_a_constant_that_overflows_is_placed_in_its_module_and_its_call(how: str
     assert finding.source.startswith(__file__)
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_matrix_that_cannot_be_factorized_is_explained_in_half_precision_only(
+    *, enabled: bool
+) -> None:
+    """A float32 training rounds no matrix to half precision."""
+    model = nn.Linear(4, 4)
+
+    def loop() -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            torch.linalg.cholesky(model(torch.zeros(4, 4)).float() - 9.0 * torch.eye(4))
+
+    assert len(ended(model, None, loop)[1]) == enabled
+
+
 def test_an_optimizer_without_gradients_is_named_with_its_parameters() -> None:
     """Frozen ones and unused ones, by name."""
     model = nn.ModuleDict({"used": nn.Linear(4, 1), "unused": nn.Linear(4, 1)})

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.detector import Shared
 from ampwatch.diagnosis.evidence.rounding import Fp8Cast, OpSite, Stuck, What
 from ampwatch.diagnosis.rounding.accumulation import Accumulation
 from ampwatch.diagnosis.rounding.fp8 import Fp8
+from ampwatch.diagnosis.rounding.kinds import EMA_ROUNDING
 from ampwatch.wire.records import Severity
 
 
@@ -36,6 +41,19 @@ def loop(additions: int, error: float) -> Stuck:
 
 def gradient(additions: int, error: float, lost: float) -> Stuck:
     return _stuck(What.GRADIENT_SUM, additions, where="param:weight", error=error, lost=lost)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_average_that_is_advised_moves_in_float32(dtype: torch.dtype) -> None:
+    """The model stays in half precision; an average of another dtype than what it takes in raises."""
+    made, update = "AveragedModel(copy.deepcopy(model).float()", "copy.deepcopy(model).float())"
+    assert f"{made}, ...) with average.update_parameters({update}" in EMA_ROUNDING.advice
+    model = nn.Linear(2, 2).to(dtype)
+    average = AveragedModel(copy.deepcopy(model).float(), multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    for _ in range(2):
+        average.update_parameters(copy.deepcopy(model).float())
+
+    assert (model.weight.dtype, average.module.weight.dtype) == (dtype, torch.float32)
 
 
 def of_weights(

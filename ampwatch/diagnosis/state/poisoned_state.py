@@ -306,8 +306,8 @@ class PoisonedState(Detector):
 
         def says(since: int) -> str:
             return (
-                f"{counted(len(bad), 'parameter')} {_have(bad)} NaN or infinite elements, first seen at step"
-                f" {since}, most of them in {in_words(where)}: {_words(worst)}; nothing this training does from"
+                f"{counted(len(bad), 'parameter')} {_have(bad)} NaN or infinite elements {_by(iteration.step, since)},"
+                f" most of them in {in_words(where)}: {_words(worst)}; nothing this training does from"
                 f" here on is of use{self._cause}"
             )
 
@@ -397,8 +397,8 @@ class PoisonedState(Detector):
                     " finite either"
                 )
             return (
-                f"{counted(len(bad), 'buffer')} {_have(bad)} NaN or infinite elements, first seen at step"
-                f" {since}, the first of them {in_words(where)}: {_words(first)}. Skipping the"
+                f"{counted(len(bad), 'buffer')} {_have(bad)} NaN or infinite elements {_by(iteration.step, since)},"
+                f" the first of them {in_words(where)}: {_words(first)}. Skipping the"
                 f" step of an optimizer does not undo what the iteration has written: what is computed"
                 f" with it is not finite either"
             )
@@ -422,6 +422,11 @@ def _evidence(worst: TensorRange, bad: Sequence[TensorRange]) -> dict[str, float
         "nans": float(worst.histogram.nans),
         "infs": float(worst.histogram.infs),
     }
+
+
+def _by(step: int, since: int) -> str:
+    # They are measured in some steps only, and may have broken before.
+    return f"by step {step}{'' if step == since else f' (the first by step {since})'}"
 
 
 def _have(tensors: Sequence[TensorRange]) -> str:

@@ -16,6 +16,7 @@ from ampwatch.diagnosis.kinds.kind import (
     since,
 )
 from ampwatch.wire.records import Severity
+from ampwatch.wire.records.remedies import ONCE_EXPLAINED
 
 if TYPE_CHECKING:
     from ampwatch.wire.records import Finding
@@ -152,7 +153,7 @@ API_ERROR = Kind(
     certainty=certain(
         "the exception itself says so, or an op ran that PyTorch refuses on other devices"
     ),
-    advice="ampwatch did not change the exception.",
+    advice=ONCE_EXPLAINED["api_error"],
     explained_by=(
         at_fault(fits=_is_of_that_step)
         + since("nonfinite_input", fits=_is_of_that_step)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from ampwatch.wire.records.remedies import FIND_MAKER
-
 
 class KnownError(NamedTuple):
     """One exception.
@@ -30,6 +28,7 @@ class KnownError(NamedTuple):
     is_of_half: bool = False
 
 
+_FIND_MAKER = " If it is NaN already, look for the op that made it."
 _UNSCALE_ONCE = (
     "Call scaler.unscale_(optimizer) once per optimizer and step, after the backward of the last"
     " micro-batch, and scaler.update() once after the steps of all optimizers, also where"
@@ -91,7 +90,7 @@ OF_NONFINITE = (
         "torch.multinomial was handed a row with a probability that is NaN, infinite or negative, or"
         " with none above zero",
         "Take the softmax in float32: torch.multinomial(torch.softmax(logits.float(), -1), n). Of a row"
-        f" that is masked with -inf throughout, the softmax is NaN.{FIND_MAKER}",
+        f" that is masked with -inf throughout, the softmax is NaN.{_FIND_MAKER}",
     ),
     KnownError(
         "ValueError",
@@ -102,7 +101,7 @@ OF_NONFINITE = (
         " precision a small standard deviation also becomes zero, which has to be above it",
         "With autocast, make the distribution of float32 tensors, outside of its region:"
         " torch.distributions.Categorical(logits=logits.float()), or the exponential of a float32"
-        f" logarithm as standard deviation.{FIND_MAKER}",
+        f" logarithm as standard deviation.{_FIND_MAKER}",
     ),
     KnownError(
         "ValueError",
@@ -111,7 +110,7 @@ OF_NONFINITE = (
         "forward",
         "a cost that scipy's linear_sum_assignment was handed is NaN or minus infinity",
         "Compute the costs in float32, from predictions.float() inside torch.autocast(device_type,"
-        f" enabled=False): a cast of the sum is too late.{FIND_MAKER}",
+        f" enabled=False): a cast of the sum is too late.{_FIND_MAKER}",
     ),
     KnownError(
         "ValueError",
@@ -132,7 +131,7 @@ OF_NONFINITE = (
         "torch.linalg cannot factorize the matrix. A matmul that makes it in half precision rounds"
         " enough for that, and a NaN does it as well",
         "Compute the matrix in float32 as well, inside torch.autocast(device_type, enabled=False) and from .float()"
-        f" inputs, and add a small multiple of the identity to it.{FIND_MAKER}",
+        f" inputs, and add a small multiple of the identity to it.{_FIND_MAKER}",
         is_of_half=True,
     ),
 )

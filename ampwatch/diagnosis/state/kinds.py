@@ -16,7 +16,7 @@ from ampwatch.diagnosis.kinds.kind import (
     very_likely,
 )
 from ampwatch.wire.records import Finding, Severity
-from ampwatch.wire.records.remedies import FIND_NONFINITE
+from ampwatch.wire.records.remedies import FIND_NONFINITE, ONCE_EXPLAINED
 
 
 def _makes_steps_larger(_divergence: Finding, mixed: Finding) -> bool:
@@ -33,7 +33,7 @@ DIVERGENCE = Kind(
     advice=(
         "Lower the learning rate, warm it up for longer, or clip gradients"
         " (torch.nn.utils.clip_grad_norm_ after scaler.unscale_(optimizer)). Another precision or"
-        " loss scale does not help. Continue from a checkpoint from before the rise."
+        f" loss scale does not help. {ONCE_EXPLAINED['divergence']}"
     ),
     explained_by=(
         since("unscaled_step") + since("mixed_scaled_backward", fits=_makes_steps_larger)

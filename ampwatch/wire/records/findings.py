@@ -8,7 +8,7 @@ from enum import Enum
 from msgspec import Struct
 
 from ampwatch.wire.records.fields import Count
-from ampwatch.wire.records.remedies import Tried, advice_of, without_search
+from ampwatch.wire.records.remedies import Tried, advice_of, once_explained
 
 
 class Severity(str, Enum):
@@ -72,8 +72,8 @@ class Finding:
     @property
     def advice(self) -> str:
         """What to change: the remedy that was tried and cures it, then what else is possible."""
-        own = without_search(self.kind_advice) if self.caused_by else self.kind_advice
-        return advice_of(self.tried, own)
+        own = self.kind_advice
+        return advice_of(self.tried, once_explained(self.kind, own) if self.caused_by else own)
 
     @property
     def cure(self) -> Tried | None:

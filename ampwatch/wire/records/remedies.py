@@ -88,16 +88,21 @@ FIND_OVERFLOW = (
     " Look at the loss first; if it is finite, at the gradients of the optimizer named here before"
     " scaler.unscale_(). "
 )
-FIND_MAKER = " If it is NaN already, look for the op that made it."
-SEARCHES = (FIND_NONFINITE, FIND_OVERFLOW, FIND_MAKER)
+SEARCHES = (FIND_NONFINITE, FIND_OVERFLOW)
 """How to find the cause, which is no advice where it is known."""
 
+ONCE_EXPLAINED = {
+    "api_error": "ampwatch did not change the exception.",
+    "divergence": "Continue from a checkpoint from before the rise.",
+}
+"""What is left of the advice for a kind where the cause is known: the rest is for those where it is not."""
 
-def without_search(advice: str) -> str:
+
+def once_explained(kind: str, advice: str) -> str:
     """Return advice to whoever knows the cause."""
     for search in SEARCHES:
         advice = advice.replace(search, "")
-    return advice
+    return ONCE_EXPLAINED.get(kind, advice)
 
 
 def advice_of(tried: Sequence[Tried], kind_advice: str) -> str:

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from msgspec import Struct
 
+from ampwatch.diagnosis.calls.kinds import API_ERROR
 from ampwatch.diagnosis.kinds.kind import Kind
 from ampwatch.diagnosis.scale.kinds import SCALE_COLLAPSE
-from ampwatch.diagnosis.state.kinds import PARAM_NONFINITE
+from ampwatch.diagnosis.state.kinds import DIVERGENCE, PARAM_NONFINITE
 from ampwatch.wire import records
 from ampwatch.wire.records import (
     SKIP_CLASSES,
@@ -81,9 +82,13 @@ def test_what_cured_it_comes_before_what_did_not(tried: list[Tried], words: str)
     [
         (PARAM_NONFINITE, "find the cause", "restore the last good checkpoint."),
         (SCALE_COLLAPSE, "Find the op", "Stop the run before the scale reaches 2^-128"),
+        (DIVERGENCE, "learning rate", "Continue from a checkpoint"),
+        (replace(API_ERROR, advice=f"Cast it. {API_ERROR.advice}"), "Cast it", API_ERROR.advice),
     ],
 )
-def test_nobody_is_sent_to_look_for_a_cause_that_is_named(kind: Kind, goal: str, rest: str) -> None:
+def test_nobody_is_sent_to_mend_a_symptom_whose_cause_is_named(
+    kind: Kind, goal: str, rest: str
+) -> None:
     """The finding is beside the one that explains it."""
     alone = Finding(kind.slug, Severity.CRITICAL, "", "", kind.advice)
     caused = replace(alone, root=False, caused_by="masked_row_nan@attn")

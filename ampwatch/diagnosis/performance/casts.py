@@ -117,11 +117,13 @@ class Casts:
         self, census: OpCensus, sums: _Sums, amounts: Counter[str], what: str, avoidable: float
     ) -> None:
         where = heaviest(amounts)
-        what = what.format(most=f"most in {in_words(where)}")
+        # What runs in no submodule may be of the model, or outside of it.
+        place = in_words(where) if where else "no submodule of the model"
+        what = what.format(most=f"most in {place}")
         share = sums.cast_bytes / sums.bytes
         self._book.report(
             CAST_OVERHEAD,
-            where,
+            where or "step",
             census.step,
             summary=(
                 f"The forward pass has {sums.casts} casts between dtypes beside {sums.ops} ops"

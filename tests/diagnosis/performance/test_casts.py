@@ -59,6 +59,14 @@ def test_leaving_low_precision_after_each_layer_is_named_where_most_bytes_are_ca
     assert "torch.compile" in finding.advice
 
 
+def test_casts_in_no_submodule_are_not_said_to_be_of_the_model() -> None:
+    """A loss and a matcher run outside of it."""
+    ops = [(k._replace(module="") if k.kind is OpKind.CAST else k, t) for k, t in stack(up=4)]
+    finding = Watched().take(*ops).only("cast_overhead")
+
+    assert (finding.where, "most in no submodule" in finding.summary) == ("step", True)
+
+
 @pytest.mark.parametrize(
     "ops",
     [

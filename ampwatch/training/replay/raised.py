@@ -53,8 +53,14 @@ class Ending(NamedTuple):
             return cls(None)
         trail = list(walk_tb(error.__traceback__))
         innermost = next((one for one in reversed(trail) if is_of_user(one[0])), None)
-        has_checked = innermost is not None and _has_checked(*innermost)
-        return cls(error, trail, has_checked or refuses_nonfinite(text_of(error)))
+        if innermost is None:
+            return cls(error, trail)
+        is_refused = refuses_nonfinite(text_of(error))
+        if is_refused and isinstance(error, torch.linalg.LinAlgError):
+            # A matrix without a factorization may be finite.
+            held = innermost[0].f_locals.values()
+            is_refused = any(_num_nonfinite(value) for value in held if is_of_floats(value))
+        return cls(error, trail, is_refused or _has_checked(*innermost))
 
     def suspects(self) -> list[Tensor]:
         """Return the tensors with a graph in variables of the user's that are not finite.

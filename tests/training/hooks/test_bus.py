@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -78,6 +79,7 @@ def in_torch() -> dict[str, object]:
     entries = {
         "asked": id(getattr(module_state, "_has_any_global_hook", None)),
         "entered": id(torch._dynamo.eval_frame._callback_from_stance),  # type: ignore[attr-defined]
+        "exit": id(sys.exit),
     }
     return methods | entries | {name: tuple(getattr(module, name)) for module, name in HOOKS}
 

@@ -81,7 +81,7 @@ def _run(recipe: str) -> Run:
         with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
             pass
         with suppress(SystemExit):
-            sys.exit()
+            sys.exit(1)
         for thing in (*run.optimizers, run.scaler):
             if thing is not None:
                 thing.load_state_dict(thing.state_dict())

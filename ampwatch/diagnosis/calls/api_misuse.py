@@ -437,8 +437,10 @@ def _report(
 
 def _variables(seen: Raised) -> str:
     """Return, as a sentence, which variables of the line held what is not finite; empty if none did."""
-    bad = [f"{name} ({dtype}, {n} of {numel})" for name, dtype, n, numel in seen.variables if n]
-    good = [f"{name} ({dtype})" for name, dtype, n, _ in seen.variables if not n]
+    good, bad = (
+        [f"{name} ({dtype})" for name, dtype, is_finite in seen.variables if is_finite is wanted]
+        for wanted in (True, False)
+    )
     if not bad:
         return ""
     finite = f"; all finite: {_list(good)}" if good else ""

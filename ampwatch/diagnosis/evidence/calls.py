@@ -219,7 +219,7 @@ class Raised(NamedTuple):
         in_float16: Parameters of the optimizer that are float16 themselves.
         in_function: It was raised by the ``backward`` of an ``autograd.Function`` of the user's.
         variables: What the tensors in the variables of that line's frame held, where it refuses what is
-            not finite: name, dtype, and how many elements of how many are not finite.
+            not finite: name, dtype, and whether all elements are finite.
         in_half: The training has run under autocast, or has parameters in half precision.
     """
 
@@ -236,5 +236,5 @@ class Raised(NamedTuple):
     source: str
     in_float16: tuple[str, ...] = ()
     in_function: bool = False
-    variables: tuple[tuple[str, str, int, int], ...] = ()
+    variables: tuple[tuple[str, str, bool], ...] = ()
     in_half: bool = False

@@ -30,10 +30,9 @@ EMA_ROUNDING = Kind(
     severities=(Severity.WARNING,),
     certainty=certain("an update did not change the average"),
     advice=(
-        "Keep the average in float32: torch.optim.swa_utils.AveragedModel(copy.deepcopy(model).float(), ...) with"
-        " average.update_parameters(copy.deepcopy(model).float()), or"
-        " copy.deepcopy(model).float() and ema.lerp_(p.float(), 1 - decay); cast it to half only"
-        " where it is used. Statistics of norms: norm.float() after model.half(), with the input in"
+        "Keep the average in float32, and cast it to half only where it is used:"
+        " torch.optim.swa_utils.AveragedModel(copy.deepcopy(model).float(), ...). Give it"
+        " average.update_parameters(copy.deepcopy(model).float()); by hand, ema.lerp_(p.float(), 1 - decay). Statistics of norms: norm.float() after model.half(), with the input in"
         " half, or torch.autocast over a float32 model."
     ),
 )

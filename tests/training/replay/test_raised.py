@@ -162,7 +162,7 @@ def test_the_op_in_a_module_outside_of_the_model_is_named() -> None:
 def test_of_what_no_module_has_computed_the_variables_are_named() -> None:
     [error], _ended = train(after=drawn)
     assert error.kind == "api_error"
-    assert "found (float16, " in error.summary
+    assert "found (float16)" in error.summary
     assert "all finite: scores (float16)" in error.summary
 
 

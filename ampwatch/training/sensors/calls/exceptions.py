@@ -116,10 +116,10 @@ def _trail(traceback: TracebackType | None) -> list[TracebackType]:
     return trail[-MAX_FRAMES:]
 
 
-def _held(frame: FrameType) -> tuple[tuple[str, str, int, int], ...]:
-    """Return name, dtype, number of elements that are not finite and of all, of the tensors of a frame."""
+def _held(frame: FrameType) -> tuple[tuple[str, str, bool], ...]:
+    """Return name, dtype and whether all elements are finite, of the tensors of a frame."""
     return tuple(
-        (name, name_of(value.dtype), int((~value.detach().isfinite()).sum()), value.numel())
+        (name, name_of(value.dtype), bool(value.detach().isfinite().all()))
         for name, value in frame.f_locals.items()
         if is_of_floats(value)
     )

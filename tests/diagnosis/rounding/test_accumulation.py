@@ -47,7 +47,7 @@ def gradient(additions: int, error: float, lost: float) -> Stuck:
 def test_the_average_that_is_advised_moves_in_float32(dtype: torch.dtype) -> None:
     """The model stays in half precision; an average of another dtype than what it takes in raises."""
     made, update = "AveragedModel(copy.deepcopy(model).float()", "copy.deepcopy(model).float())"
-    assert f"{made}, ...) with average.update_parameters({update}" in EMA_ROUNDING.advice
+    assert f"{made}, ...). Give it average.update_parameters({update}" in EMA_ROUNDING.advice
     model = nn.Linear(2, 2).to(dtype)
     average = AveragedModel(copy.deepcopy(model).float(), multi_avg_fn=get_ema_multi_avg_fn(0.9))
     for _ in range(2):

@@ -130,11 +130,12 @@ class Divergence(Detector):
         return True
 
     def _weigh(self, iteration: Iteration) -> None:
-        for r in iteration.ranges:
-            if r.topic is Topic.WEIGHT and not r.histogram.nonfinite:
-                first, _ = self._weights.get(r.name, (r.histogram.amax, 0.0))
-                self._weights[r.name] = first, r.histogram.amax
-        if Topic.WEIGHT in iteration.topics:
+        weights = [r for r in iteration.ranges if r.topic is Topic.WEIGHT]
+        finite = [r for r in weights if not r.histogram.nonfinite]
+        for r in finite:
+            first, _ = self._weights.get(r.name, (r.histogram.amax, 0.0))
+            self._weights[r.name] = first, r.histogram.amax
+        if finite:
             self._weighed.append(iteration.step)
 
     def _follow(self, loss: float, step: int) -> None:
@@ -178,9 +179,10 @@ class Divergence(Detector):
         )
 
     def _weights_grow(self) -> bool:
-        """Whether some weights have grown; also where they have not been measured twice."""
+        """Whether some weights have grown; also where they have not been measured twice, and since the loss rises."""
         growth = self._growth()
-        return math.isnan(growth) or growth >= GROWN
+        is_known = len(self._weighed) > 1 and self._weighed[-1] >= self._record_since
+        return not is_known or math.isnan(growth) or growth >= GROWN
 
     def _growth(self) -> float:
         """Return how much the weights that have grown most have; NaN if that is not known."""

@@ -491,6 +491,18 @@ def test_weights_must_have_grown_before_the_loss_rises(*, grown_first: bool) -> 
     assert ("divergence" in [f.kind for f in replay.findings]) is grown_first
 
 
+@pytest.mark.parametrize("is_measured", [False, True])
+def test_weights_of_before_the_rise_say_nothing_of_it(*, is_measured: bool) -> None:
+    """A loss that rises a millionfold in four steps leaves no time for a second measurement."""
+    replay = Replay(scale=1024.0)
+    for step in range(25):
+        weights = [measured(Topic.WEIGHT, "w", [1.0, 0.5])]
+        loss = 1.0 if step < 20 else 100.0 ** (step - 19) if step < 24 else math.inf
+        replay.take(*weights if is_measured or step < 2 else [], loss=loss, found_inf=step == 24)
+
+    assert ("divergence" in [f.kind for f in replay.findings]) is not is_measured
+
+
 def test_a_bias_that_begins_at_zero_has_not_blown_up() -> None:
     """Beside the weights of the model it is still small."""
     replay = Replay(scale=1024.0)

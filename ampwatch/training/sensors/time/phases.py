@@ -114,7 +114,7 @@ class PhaseSensor(Sensor):
     many at once. Phases do not overlap, and their sum is the duration of the iteration.
 
     Cost: a clock reading an event, of which a quiet iteration has about eight; on a device an event of
-    its stream more for each, in one iteration of ``DEVICE_PERIOD``. ``benchmarks/phases.py`` measures it.
+    its stream more for each, in one iteration of ``DEVICE_PERIOD``.
     """
 
     name = "phases"

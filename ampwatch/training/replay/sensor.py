@@ -61,8 +61,8 @@ class ReplaySensor(Sensor):
     Cost:
         8 us a call of a watched model in a loop, some 50 between the kernels of a training (110 where
         random numbers are drawn), and the memory of its inputs until its step is judged. A replay takes
-        0.4 to 1.1 times as long as a step on a CPU, and so does each remedy; they
-        come at most once in ``REST`` iterations where they find something, ever more seldom where not.
+        0.4 to 1.1 times as long as a step on a CPU, and so does each remedy; they come at most once in
+        ``REST`` iterations where they find something, ever more seldom where not.
     """
 
     name = "replay"

@@ -112,9 +112,9 @@ class OpCensusSensor(Sensor):
         closed: Names of the tensor subclasses whose ops are not seen.
 
     Cost:
-        25 to 60 us an op in a counted iteration, a third to a half of it PyTorch's own. In one
-        that is followed and not counted PyTorch's part, and 3 to 8 us where a
-        prefilter is enough for all sensors that want the op. Two flags a step in the others.
+        25 to 60 us an op in a counted iteration, a third to a half of it PyTorch's own. In one that is
+        followed and not counted PyTorch's part, and 3 to 8 us where a prefilter is enough for all
+        sensors that want the op. Two flags a step in the others.
     """
 
     name = "census"

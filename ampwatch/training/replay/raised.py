@@ -13,7 +13,7 @@ from ampwatch.training.hooks.sources import is_of_user, line_of
 from ampwatch.training.kernels.admission import is_of_floats
 from ampwatch.training.private import MODULE_CALLS
 from ampwatch.training.replay.kept_calls import Draws, KeptCall, ReplayRefusedError
-from ampwatch.wire.blackbox.exception import text_of
+from ampwatch.wire.blackbox.exception import chain_of, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,9 +48,12 @@ class Ending(NamedTuple):
 
     @classmethod
     def by(cls, error: BaseException | None) -> Ending:
-        """Return the ending by an exception."""
-        if error is None:
-            return cls(None)
+        """Return the ending by an exception, or by the one of its causes that is about a number."""
+        endings = [cls._by_itself(cause) for cause in chain_of(error)]
+        return next((one for one in endings if one.is_of_nonfinite), (*endings, cls(None))[0])
+
+    @classmethod
+    def _by_itself(cls, error: BaseException) -> Ending:
         trail = list(walk_tb(error.__traceback__))
         innermost = next((one for one in reversed(trail) if is_of_user(one[0])), None)
         if innermost is None:

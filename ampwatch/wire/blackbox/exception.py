@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import traceback
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_CAUSES = 4
+"""Exceptions of a chain (``raise ... from``) that are examined."""
 
 MAX_FRAMES = 24
 MAX_CHARACTERS = 8000
 MAX_WORDS = 2000
+
+
+def chain_of(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception, and those that it was raised from, the newest first."""
+    for _ in range(MAX_CAUSES):
+        if error is None:
+            return
+        yield error
+        error = error.__cause__
 
 
 def words_of(error: BaseException) -> str:

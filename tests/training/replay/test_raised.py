@@ -67,6 +67,14 @@ def matched(scores: Tensor) -> None:
     Matcher()(scores)
 
 
+def wrapped(scores: Tensor) -> None:
+    """Frameworks wrap what was raised in one of their own."""
+    try:
+        matched(scores)
+    except RuntimeError as error:
+        raise KeyError from error
+
+
 def drawn(scores: Tensor) -> None:
     with torch.no_grad():
         found = probabilities(scores)
@@ -150,8 +158,9 @@ def test_the_op_in_the_model_is_named_with_what_cures_it(end: str, dtype: torch.
     assert others == ([("api_error", root.key)] if end == "draw" else [])
 
 
-def test_the_op_in_a_module_outside_of_the_model_is_named() -> None:
-    findings, _ended = train(after=matched)
+@pytest.mark.parametrize("after", [matched, wrapped])
+def test_the_op_in_a_module_outside_of_the_model_is_named(after: Callable[[Tensor], None]) -> None:
+    findings, _ended = train(after=after)
     [root] = [f for f in findings if f.root]
     assert (root.kind, root.where, root.op) == ("forward_overflow", "loss", "exp")
     assert (root.source, root.first_step) == (THE_OP, FAULTY)

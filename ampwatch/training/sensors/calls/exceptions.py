@@ -15,7 +15,7 @@ from ampwatch.diagnosis.evidence.calls import Raised
 from ampwatch.training.hooks.sources import is_users_file, line_of
 from ampwatch.training.kernels.admission import is_of_floats
 from ampwatch.training.kernels.dtypes import name_of
-from ampwatch.wire.blackbox.exception import text_of
+from ampwatch.wire.blackbox.exception import chain_of, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 MAX_FRAMES = 400
 """Innermost frames of a traceback that are examined."""
-
-MAX_CAUSES = 4
-"""Exceptions of a chain (``raise ... from``) that are examined."""
 
 BETWEEN = ("ampwatch.", "torch.utils._", "torch._", "torch.overrides")
 """Beginnings of the names of modules whose frames call ops for others."""
@@ -63,12 +60,9 @@ def describe(
     half = (torch.float16, torch.bfloat16)
     in_half = bool(autocast_dtypes) or any(p.dtype in half for _, p in names.parameters())
     modules = {id(module): name for name, module in names.modules()}
-    seen: BaseException | None = error
-    for _ in range(MAX_CAUSES):
-        if not isinstance(seen, Exception):
-            return
-        yield _describe(seen, step, modules, names, registry)._replace(in_half=in_half)
-        seen = seen.__cause__
+    for seen in chain_of(error):
+        if isinstance(seen, Exception):
+            yield _describe(seen, step, modules, names, registry)._replace(in_half=in_half)
 
 
 def _describe(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -236,12 +235,11 @@ class _Question:
                 return _number(change, value)
             return value
 
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Suppress(Exception):  # any kernel may refuse float64: then there is no answer
-                args, kwargs = _mapped(changed, (self._args, self._kwargs))
-                result = tensors_among((self._func(*args, **kwargs),))[self._index]
-                return host_scalar(result.abs().amax()) if result.numel() else 0.0
+        # Its warnings are those of the op itself; filters are left alone, as they are the whole program's.
+        with torch.no_grad(), Suppress(Exception):  # any kernel may refuse float64: no answer then
+            args, kwargs = _mapped(changed, (self._args, self._kwargs))
+            result = tensors_among((self._func(*args, **kwargs),))[self._index]
+            return host_scalar(result.abs().amax()) if result.numel() else 0.0
         return None
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.profiler import profile, schedule, tensorboard_trace_handler
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import ampwatch
 
@@ -155,6 +156,19 @@ class Anomaly(Companion):
     def attach(self, training: Training, stopwatch: Stopwatch) -> None:  # noqa: ARG002 - of all
         """Switch it on, for the process."""
         torch.autograd.set_detect_anomaly(True)
+
+
+class Dispatch(Companion):
+    """A ``TorchDispatchMode`` that does nothing: what seeing each op in Python costs at least."""
+
+    def attach(self, training: Training, stopwatch: Stopwatch) -> None:  # noqa: ARG002 - of all
+        """Put it on, for the process."""
+        _NoOp().__enter__()
+
+
+class _NoOp(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
 
 
 class TensorBoard(Companion):
@@ -339,6 +353,7 @@ COMPANIONS: dict[str, Companion] = {
     "ampwatch light": Ampwatch("light"),
     "ampwatch standard": Ampwatch("standard"),
     "ampwatch deep": Ampwatch("deep"),
+    "a dispatch mode that does nothing": Dispatch(),
     "TraceML": TraceML(),
     "torch.profiler, 3 steps in 50": Profiler(),
     "wandb.watch": Wandb(),

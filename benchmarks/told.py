@@ -35,7 +35,13 @@ ALARM = re.compile(
 """Words of which a line has one if it says that something is not finite."""
 
 QUESTIONS = ("noticed", "module", "op", "line", "remedy")
-NOT_ASKED = ("bare", "bare again", "wandb.watch", "TensorBoard add_histogram, every 50th step")
+NOT_ASKED = (
+    "bare",
+    "bare again",
+    "a dispatch mode that does nothing",
+    "wandb.watch",
+    "TensorBoard add_histogram, every 50th step",
+)
 """What is not asked: nothing, and what looks at no step of sixty, or is the same as its neighbour."""
 
 

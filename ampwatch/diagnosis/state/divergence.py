@@ -50,7 +50,7 @@ RECORDS_FINITE = 8
 """Records that it takes where everything is finite yet."""
 
 NEAR_TOP = 0.1
-"""Share of its largest value below which a loss is on the way back."""
+"""Share of its largest value below which a loss is on the way back, unless it is ``LOST`` all the same."""
 
 BLOWN_UP = 10.0
 """Growth of the weights, before the loss rose, from which one record is enough: no format does that
@@ -161,7 +161,7 @@ class Divergence(Detector):
             # Without an update since the last one it is the batch that is large, not the weights.
             self._records += self._updated
             self._updated = False
-        elif loss < NEAR_TOP * self._largest:
+        elif loss < self._top():
             # It has come back: what it was at the top is where the next rise begins.
             self._records = 0
 
@@ -174,9 +174,13 @@ class Divergence(Detector):
         return (
             self._level < math.inf
             and any(self._records >= n and self._newest >= rise * level for n, rise in ways)
-            and self._newest >= NEAR_TOP * self._largest
+            and self._newest >= self._top()
             and self._weights_grow()
         )
+
+    def _top(self) -> float:
+        """Return the loss below which it is on the way back."""
+        return min(NEAR_TOP * self._largest, LOST * max(self._level, MIN_LEVEL))
 
     def _weights_grow(self) -> bool:
         """Whether some weights have grown; also where they have not been measured twice, and since the loss rises."""

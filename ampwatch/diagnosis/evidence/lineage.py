@@ -89,7 +89,7 @@ class SeenOp(NamedTuple):
         module: Qualified name of the module that was running.
         is_inside: Whether a watched module was running.
         nonfinite: The first Python number among the arguments that is not finite, if any.
-        is_scaling: Whether it reads the loss scale.
+        is_scaling: Whether it reads the loss scale, or is one of those that unscale gradients.
         needs_grad: Whether an input requires a gradient.
         facts: Returns what else there is to say, for an origin.
         ask: Computes the op once more, for an origin of finite inputs; given the place of the output.

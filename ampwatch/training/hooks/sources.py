@@ -105,6 +105,19 @@ def is_in_users_hook() -> bool:
     return False
 
 
+def is_unscaling() -> bool:
+    """Whether the code that runs is that of PyTorch's own ``GradScaler.unscale_``, in the calling thread.
+
+    Cost: 0.1 us a frame.
+    """
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented, and the only way
+    while frame is not None and not is_of_user(frame):
+        if frame.f_code.co_name == "unscale_":
+            return True
+        frame = frame.f_back
+    return False
+
+
 def is_of_user(frame: FrameType) -> bool:
     """Whether a frame runs code of the user's, or of an installed package that is not PyTorch."""
     name = frame.f_code.co_filename

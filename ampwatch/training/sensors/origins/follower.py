@@ -21,7 +21,13 @@ from ampwatch.diagnosis.evidence.origins import OriginKind
 from ampwatch.diagnosis.evidence.scaler import BrokenWeights
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.devices import PinningError
-from ampwatch.training.hooks.sources import frames, is_in_users_hook, user_frame, user_source
+from ampwatch.training.hooks.sources import (
+    frames,
+    is_in_users_hook,
+    is_unscaling,
+    user_frame,
+    user_source,
+)
 from ampwatch.training.kernels.admission import local_part, unwrapped
 from ampwatch.training.model.tensors import parts_of, tensors_in
 from ampwatch.training.ops import operands as ops
@@ -378,7 +384,9 @@ class OriginFollower:
             place.module,
             place.is_inside,
             ops.nonfinite_number(call),
-            scale != 0 and any(operand.key == scale for operand in inputs),
+            (scale != 0 and any(operand.key == scale for operand in inputs))
+            # What is divided by is 1/scale, in another format: its own storage.
+            or (place.phase is Phase.OPTIMIZER and is_unscaling()),
             any(tensor.requires_grad for tensor in read),
             facts,
             reading.asking(call, inputs, outputs),

@@ -381,6 +381,28 @@ def test_an_overflow_of_the_loss_scale_is_no_ops_doing() -> None:
     )
 
 
+@pytest.mark.parametrize("calls", ["unscale_", "step"])
+@pytest.mark.parametrize("scale", [0.0, 2.0**-140])
+def test_gradients_divided_by_no_scale_are_no_ops_doing(scale: float, calls: str) -> None:
+    """1/scale is infinite, in float64 or in float32: the scaler's ops are none of the program's."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    with ampwatch.monitor(model, scaler, optimizer=optimizer, level="deep", serve=False) as watch:
+        for _ in range(3):
+            scaler.scale(model(torch.ones(4, 4)).square().mean()).backward()
+            if calls == "unscale_":
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+    roots = [finding for finding in watch.findings if finding.root]
+    assert not model.weight.isfinite().any()
+    assert "param_nonfinite" in {finding.kind for finding in watch.findings}
+    assert [finding.op for finding in roots if finding.op] == []
+
+
 def test_very_many_origins_are_not_distinguished() -> None:
     """The first ones are; one more stands for all the others."""
     x = zeros(2)

@@ -217,6 +217,8 @@ def _after_a_plateau(points: Sequence[_Point]) -> _Trend | None:
     slope = _slope([(point.step, point.reach) for point in points[-RESUMED:]])
     if risen < max(MIN_RESUMED, BEYOND * strays, NOISE * _noise(points)) or slope <= 0:
         return None
+    if risen - _jump([point.reach for point in points[-NEWEST - 1 :]]) < MIN_RESUMED / 2:
+        return None
     before = median(point.log2 for point in plateau)
     trend = _Trend(plateau[-1].step, 2**before, 2**now, slope)
     return trend if trend.steps_left <= SOON else None
@@ -233,10 +235,17 @@ def _steady(points: Sequence[_Point], loud: float) -> _Trend | None:
     least = min(log2 for log2, _ in smooth)
     since = max(step for log2, step in smooth if log2 <= least)
     slope = _slope([(point.step, point.log2) for point in points[-FITTED:]])
-    if 2**now < loud or now - least < MIN_GROWN or slope <= 0:
+    grown = now - least
+    jump = _jump([point.log2 for point in points])
+    if 2**now < loud or grown < MIN_GROWN or grown - jump < MIN_RISEN or slope <= 0:
         return None
     trend = _Trend(since, 2**least, 2**now, slope)
     return trend if trend.steps_left <= AHEAD else None
+
+
+def _jump(values: Sequence[float]) -> float:
+    """Return the largest rise from one measurement to the next: other data make one, and it is no trend."""
+    return max(new - old for old, new in pairwise(values))
 
 
 def _noise(points: Sequence[_Point]) -> float:

@@ -46,6 +46,8 @@ NOT_GROWING: dict[str, Callable[[int], float]] = {
     "falling": lambda step: 300.0 * 2 ** (-step / 100),
     "slowly": lambda step: 30.0 * 2 ** (step / 5000),
     "to another plateau": lambda step: 20.0 if step < 400 else 26.0,
+    "other data from a step on": _noisy(lambda step: 0.2 if step < 24 else 150.0, 0.1),
+    "other data after a plateau": _noisy(lambda step: 20.0 if step < 400 else 150.0, 0.1),
     "a wandering plateau": _noisy(lambda step: 30.0 + 5.0 * math.sin(step / 100), 0.15),
 }
 

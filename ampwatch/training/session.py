@@ -408,6 +408,7 @@ class Session:
 
     def _describe(self, error: BaseException | None) -> None:
         context = self._context
+        self.catch_up()
         ending = Ending.by(error)
         # The op at fault first: what it was refused for is its consequence.
         origins, replays = self._one(OriginSensor), self._one(ReplaySensor)

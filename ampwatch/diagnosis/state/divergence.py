@@ -6,7 +6,8 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.detector import Detector, Shared
+from ampwatch.diagnosis.detector import Detector, Shared, takes
+from ampwatch.diagnosis.evidence.calls import Raised
 from ampwatch.diagnosis.state.kinds import DIVERGENCE
 from ampwatch.numerics.written import counted
 from ampwatch.wire.records import SkipClass, Topic, in_words
@@ -29,7 +30,8 @@ MIN_LEVEL = 0.01
 """A level below this counts as this: many a loss begins at nothing, and a hundred is not much then."""
 
 RISE = 1e3
-"""Ratio of the loss to the lowest of the two levels that counts once something is not finite."""
+"""Ratio of the loss to the lowest of the two levels that counts once something is not finite, or an
+exception has ended the training: many a program raises one when its loss rises."""
 
 LOST = 1e8
 """Ratio of the loss to that level from which there is no way back, though everything is finite."""
@@ -96,7 +98,16 @@ class Divergence(Detector):
             if broke:
                 self._book.again(made[-1], iteration.step)
         elif self._is_diverging(broke=broke):
-            self._say(iteration, broke=broke)
+            end = (
+                "before anything stopped being finite" if broke else "and nothing holds it any more"
+            )
+            self._say(iteration.step, end)
+
+    @takes(Raised)
+    def raised(self, seen: Raised) -> None:
+        """An exception has ended the training."""
+        if not self._book.of_kind(DIVERGENCE.slug) and self._is_diverging(broke=True):
+            self._say(seen.step, "before an exception ended the training")
 
     def count(self, quiet: Sequence[Iteration]) -> None:
         """Take in quiet iterations in a row: their losses, none of which says anything by itself."""
@@ -201,8 +212,7 @@ class Divergence(Detector):
             if last and (first or least)
         }
 
-    def _say(self, iteration: Iteration, *, broke: bool) -> None:
-        step = iteration.step
+    def _say(self, step: int, end: str) -> None:
         evidence = {
             "loss_before": self._level,
             "loss": self._newest,
@@ -216,7 +226,6 @@ class Divergence(Detector):
             evidence["weight_first"], evidence["weight"] = first, last
             weights = f"; the largest weight of {in_words(f'param:{worst}')} from {first:.3g} to {last:.3g}"
         since = self._record_since
-        end = "before anything stopped being finite" if broke else "and nothing holds it any more"
         self._book.report(
             DIVERGENCE,
             "loss",

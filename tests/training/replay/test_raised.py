@@ -192,3 +192,38 @@ def test_random_numbers_and_the_exception_are_those_without_ampwatch(
         _findings, ended = train(end, after, level=level)
         seen.append((torch.get_rng_state().tolist(), random.getstate(), type(ended), str(ended)))
     assert seen[0] == seen[1]
+
+
+def train_until(limit: float, rate: float, error: type[BaseException] = ValueError) -> list[str]:
+    """Train at a rate that is wrong from step 100 on, until a loss is above a limit; return the kinds found."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    inputs = torch.randn(32, 8)
+    with suppress(error), ampwatch.monitor(model, serve=False) as watch:
+        for step in range(140):
+            if step == 100:
+                optimizer.param_groups[0]["lr"] = rate
+            loss = model(inputs).square().mean()
+            if loss.item() > limit:
+                raise error
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        raise error
+    return [finding.kind for finding in watch.findings]
+
+
+def test_a_training_that_ends_itself_as_its_loss_rises_has_diverged() -> None:
+    """Nothing was infinite, and three losses, each larger than all before, say so only as nothing follows."""
+    assert train_until(1e6, 1.5) == ["divergence"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "rate", "error"),
+    [(1e6, 0.1, ValueError), (2.0, 1.5, ValueError), (1e6, 1.5, KeyboardInterrupt)],
+    ids=["it learns", "a low limit", "it is stopped by hand"],
+)
+def test_what_ends_otherwise_has_not(limit: float, rate: float, error: type[BaseException]) -> None:
+    """An exception is no divergence, and a loss that rises less may fall again."""
+    assert train_until(limit, rate, error) == []

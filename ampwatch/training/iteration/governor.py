@@ -75,7 +75,7 @@ UNNOTICED_START_NS = 0.1e9
 """Debt with which samples are taken while that is not known. Unit: ns."""
 
 FOLLOWED_START_NS = 1e9
-"""Debt with which ops are followed while that is not known: so dear a first iteration has thousands of
+"""Debt with which ops are followed before one iteration was timed: so dear a first iteration has thousands of
 parameters or ops, and the next ones would be as dear. Unit: ns."""
 
 MANY = 2048
@@ -427,10 +427,10 @@ class Governor:
 
     @property
     def is_short(self) -> bool:
-        """Whether ops are followed for being in the opening: iterations are short, or nobody knows yet."""
+        """Whether ops are followed for being in the opening: iterations are short, or none was timed yet."""
         if self.step >= self._opening:
             return False
-        if len(self._bare_ns) >= UNKNOWN:
+        if self._bare_ns:
             return min(self._bare_ns) < SHORT_NS
         return self._owed_ns <= FOLLOWED_START_NS and self._parameters <= MANY
 

@@ -137,7 +137,7 @@ def test_the_first_iteration_of_a_large_model_is_looked_at_in_part(
     assert wanted - OPS == FIRST
     assert parts == (1 if is_whole else math.ceil(parameters / MANY))
     if level == "standard":
-        assert follows == [is_whole] * 4 + [False]
+        assert follows == [is_whole] * 2 + [False] * 3
         assert any(turn == OPS for _, turn, _ in later) == is_whole
 
 

@@ -18,7 +18,7 @@ NEWEST_STEPS = 128
 """Newest steps whose times are taken together: several times as many as a DataLoader has workers, of which
 each may make one step wait and the others not."""
 
-OPENING_STEPS = 16
+WARM_UP_STEPS = 16
 """Steps at the beginning that are left out once there are others: caches fill, code is compiled."""
 
 MIN_SHARE = 1e-3
@@ -127,7 +127,7 @@ def breakdown(
     known = [(record.step, record.phases) for record in records if sum(record.phases) > 0]
     # Of the first iteration nobody knows how long it took.
     first = newest[0].step if math.isnan(newest[0].duration_s) else 0
-    settled = [phases for step, phases in known if step >= first + OPENING_STEPS]
+    settled = [phases for step, phases in known if step >= first + WARM_UP_STEPS]
     taken = settled or [phases for _, phases in known]
     if not taken:
         return None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ampwatch.report.step_times import NEWEST_STEPS, OPENING_STEPS, Rates, breakdown, rates
+from ampwatch.report.step_times import NEWEST_STEPS, WARM_UP_STEPS, Rates, breakdown, rates
 from ampwatch.wire.records import StepPhase
 from tests.workshop.clocks import SECOND, START
 from tests.workshop.records import device_phases, step
@@ -53,8 +53,8 @@ def test_only_the_newest_steps_count() -> None:
 
 def test_the_opening_is_left_out_once_there_are_other_steps() -> None:
     """A first step that compiles for a minute is not what a step takes; without another it is."""
-    opening = [step(i, phases=spent(data=0.1, forward=60.0)) for i in range(OPENING_STEPS)]
-    one = step(OPENING_STEPS, phases=spent(data=0.1, forward=0.3))
+    opening = [step(i, phases=spent(data=0.1, forward=60.0)) for i in range(WARM_UP_STEPS)]
+    one = step(WARM_UP_STEPS, phases=spent(data=0.1, forward=0.3))
 
     alone, later = breakdown(opening), breakdown([*opening, one])
 

@@ -122,10 +122,10 @@ class When(Enum):
     """Before the symptom is reported. Wins over an op at fault."""
 
     AT_FAULT = auto()
-    """Every moment at which an op at fault is known, within ``INCIDENT_STEPS`` of it."""
+    """Every moment at which an op at fault is known, within ``causes.INCIDENT_STEPS`` of it."""
 
     AT_FAULT_FOR_LONG = auto()
-    """Every moment at which an op is at fault that was so in ``LASTING`` iterations or from the first
+    """Every moment at which an op is at fault that was so in ``causes.LASTING`` iterations or from the first
     one on."""
 
     SINCE = auto()
@@ -172,7 +172,7 @@ before = partial(_edges, When.BEFORE)
 """Makes the edges to causes that are searched for before a symptom is reported."""
 
 since = partial(_edges, When.SINCE)
-"""Makes the edges to causes from whose beginning on something is their consequence."""
+"""Makes the edges to causes that explain each symptom that begins with them or later."""
 
 after = partial(_edges, When.AFTER)
 """Makes the edges to causes that are searched for once a symptom was reported."""

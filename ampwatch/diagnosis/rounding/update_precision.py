@@ -72,7 +72,8 @@ class UpdatePrecision(Detector):
         """Take in an addition to a weight, by an optimizer or by what the program has in its place."""
         if seen.what is not What.WEIGHT:
             return
-        # As where gradients are measured: of a weight that few elements are added to, nothing is reported.
+        # Of an embedding, of which few rows are added to, most elements stay as they are because nothing is
+        # added to them. ``_rounds_away`` asks the same of gradients.
         is_enough = seen.changing > 1.0 - UNCHANGED_SHARE
         if not is_enough or min(seen.lost, seen.same) < UNCHANGED_SHARE:
             return

@@ -81,8 +81,8 @@ def attention_flops(
     Of several sequences in a row their number: no query of one reads a key of another.
     """
     # (B, H, T, D), or (B, T, H, D) in the ops below; several sequences in a row (T, H, D).
-    time = -2 if name.startswith("_scaled_dot_product") else -3
-    pairs = prod(query[:-1]) * int(key[time]) // sequences
+    sequence_axis = -2 if name.startswith("_scaled_dot_product") else -3
+    pairs = prod(query[:-1]) * int(key[sequence_axis]) // sequences
     # Scores, and what they make of the values. Backward computes the scores once more, and has a product
     # for each of four gradients: of queries, keys, values and their weights.
     features, outputs = int(query[-1]), int(value[-1])

@@ -1,4 +1,4 @@
-"""Succession of GradScalers: one that nobody handed in may step, or another object or state go on."""
+"""Succession of GradScalers: a training may go on with another scaler, or with a loaded state."""
 
 from __future__ import annotations
 
@@ -117,7 +117,10 @@ class ScalerSuccession(Sensor):
         self._parameters.update({id(p): weakref.ref(p) for p in parameters_of(optimizer)})
 
     def tensors_swapping(self, _event: on.TensorsSwapping) -> None:
-        """Refer to no parameter; those of the optimizers that live are known through them."""
+        """Drop all weak references to parameters: PyTorch refuses to swap a tensor that has one.
+
+        They are made anew from the optimizers when they are needed.
+        """
         self._parameters.clear()
 
     def _is_ours(self, optimizer: Optimizer) -> bool:

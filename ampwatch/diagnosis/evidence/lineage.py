@@ -13,6 +13,7 @@ from ampwatch.diagnosis.evidence.origins import (
     Origin,
     OriginKind,
     Values,
+    Writer,
 )
 from ampwatch.numerics.units.ops import FP8_DTYPES, Phase
 
@@ -198,6 +199,16 @@ class Lineage:
             # been so since it was made, and the first of them is the culprit's.
             since, known = before.get(output.key, (self._count, origins))
             self._tainted[output.key] = since if known <= origins else self._count, origins
+            if op.phase is Phase.OPTIMIZER and self.trace.writer is None:
+                self._note_writer(op, output.key, parents)
+
+    def _note_writer(self, op: SeenOp, key: int, parents: AbstractSet[int]) -> None:
+        """Note who is the first to write what was made of gradients into a parameter."""
+        made = [self._origins[parent] for parent in parents]
+        is_of_gradient = any(o.phase is Phase.BACKWARD or o.gradient for o in made)
+        if is_of_gradient and self._owner(key)[0] is OriginKind.PARAMETER:
+            facts = op.facts()
+            self.trace.writer = Writer("" if facts.is_stepping else op.name, facts.source)
 
     def knows(self, keys: Iterable[int]) -> bool:
         """Whether values that are not finite are known at any of these keys."""

@@ -191,6 +191,18 @@ class Origin(Struct):
         return max(known, default=math.nan)
 
 
+class Writer(NamedTuple):
+    """The first op that has written a gradient that was not finite into a parameter.
+
+    Attributes:
+        op: Base name of the ATen op; empty if an optimizer's step did it.
+        source: File and line of the user's code; empty if unknown.
+    """
+
+    op: str
+    source: str
+
+
 class OpTrace(Struct):
     """Origins in one iteration that was traced op by op.
 
@@ -200,6 +212,7 @@ class OpTrace(Struct):
         bad_gradients: Name of each parameter whose gradient is not finite at the end, in the order
             in which they became so, to the origins that its values are made of.
         bad_parameters: The same of each parameter that an op has made non-finite; empty on a device.
+        writer: The op that has made them so outside of a step; ``None`` without one.
         num_ops: Ops that were observed.
         loss_nonfinite: Whether the loss is known not to be finite; ``None`` if it was not seen.
         has_trained: Whether gradients were computed.
@@ -216,6 +229,7 @@ class OpTrace(Struct):
     origins: Sequence[Origin] = ()
     bad_gradients: Mapping[str, frozenset[int]] = field(default_factory=dict)
     bad_parameters: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    writer: Writer | None = None
     num_ops: int = 0
     loss_nonfinite: bool | None = None
     has_trained: bool = False

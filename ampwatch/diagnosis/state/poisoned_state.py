@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.detector import Detector, Shared, takes
-from ampwatch.diagnosis.evidence.origins import Fault, OpTrace, OriginKind
+from ampwatch.diagnosis.evidence.origins import Fault, OpTrace, OriginKind, Writer
 from ampwatch.diagnosis.evidence.scaler import BadOption, BrokenWeights, SoundBuffers
 from ampwatch.diagnosis.forward.faults import fault_of
 from ampwatch.diagnosis.rounding.kinds import FP8_SCALE_NONFINITE
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
-    from ampwatch.diagnosis.evidence.origins import Origin
     from ampwatch.diagnosis.kinds.kind import (
         Kind,
     )
@@ -39,9 +38,9 @@ WERE_BROKEN = (
 """Advice where weights were NaN before the first forward."""
 
 MOVED_BY_HAND = (
-    "Stop, and restore the last good checkpoint. A GradScaler guards the weights only in scaler.step(optimizer): call"
-    " scaler.unscale_(optimizer) before code of your own moves weights by gradients, and leave them as they are where a gradient"
-    " is not finite."
+    "Stop, and restore the last good checkpoint. Where code of your own moves weights by gradients, leave them as they"
+    " are if a gradient is not finite: a GradScaler guards them only in scaler.step(optimizer). Call"
+    " scaler.unscale_(optimizer) before."
 )
 """Advice where weights were moved outside of an optimizer's step, as the ascent of SAM does."""
 
@@ -134,7 +133,7 @@ class PoisonedState(Detector):
         self._unsound: frozenset[str] = frozenset()
         self._bad_option: BadOption | None = None
         self._suspects: set[str] = set()
-        self._moved: tuple[int, Origin] | None = None
+        self._moved: tuple[int, Writer] | None = None
         self._written: Finding | None = None
         self._sent: tuple[int, str] | None = None
         self._cause = ""
@@ -182,10 +181,13 @@ class PoisonedState(Detector):
             self._sent = None  # the program has left out that step
         self._say_written(trace)
         self._harmful.update(origin.name for origin in trace.harmful)
+        if trace.writer is not None and trace.writer.op:
+            self._moved = trace.step, trace.writer
+            return
         for origin in trace.origins:
             is_by_hand = origin.phase is Phase.OPTIMIZER and not origin.is_stepping
             if is_by_hand and origin.gradient and origin.spread_to - {"loss"}:
-                self._moved = trace.step, origin
+                self._moved = trace.step, Writer(origin.op, origin.source)
                 return
 
     def _say_written(self, trace: OpTrace) -> None:
@@ -313,10 +315,7 @@ class PoisonedState(Detector):
 
         by = None if self._book.of_kind(PARAM_NONFINITE.slug) else self._mover()
         if by is not None:
-            self._cause = (
-                f". {by.op} outside of any optimizer's step made them of the gradient of"
-                f" {in_words(f'param:{by.gradient}')}, which was not finite"
-            )
+            self._cause = f". {by.op} outside of any optimizer's step made them of gradients that were not finite"
         phase = "optimizer"
         advice = PARAM_NONFINITE.advice if by is None else MOVED_BY_HAND
         if by is None and self._sent is not None and not self._held_since(self._sent[0]):
@@ -344,12 +343,12 @@ class PoisonedState(Detector):
             evidence=evidence,
         )
 
-    def _mover(self) -> Origin | None:
+    def _mover(self) -> Writer | None:
         """Return what has moved weights by hand, if none were seen to be finite since."""
         if self._moved is None:
             return None
-        step, origin = self._moved
-        return None if self._held_since(step) else origin
+        step, writer = self._moved
+        return None if self._held_since(step) else writer
 
     def _held_since(self, step: int) -> bool:
         """Whether weights were seen to be finite at the end of an iteration, or later."""

@@ -9,6 +9,7 @@ import re
 import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -728,6 +729,32 @@ def _hiding(how: str, scale: float) -> list[tuple[str, str, str, str]]:
             scaler.update()
             optimizer.zero_grad(set_to_none=how != "zeroed")
     return [(f.kind, f.where, f.op, f.phase) for f in watch.findings if f.root and f.op]
+
+
+@pytest.mark.parametrize(("who", "op"), [("the program", "add_"), ("an optimizer", "")])
+def test_the_op_that_writes_gradients_into_weights_is_named(who: str, op: str) -> None:
+    """With its line, where it is the program's: the ascent of SAM, before the scaler has looked at them."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    with ampwatch.monitor(model, scaler, optimizer=optimizer, level="deep", serve=False) as watch:
+        for factor in (1.0, 2.0**100, 1.0):
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = factor * model(torch.ones(4, 4)).float().square().mean()
+            scaler.scale(loss).backward()
+            if who == "an optimizer":
+                torch.optim.SGD(model.parameters(), 0.1).step()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(parameter.grad)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+    (finding,) = (f for f in watch.findings if f.kind == "param_nonfinite")
+    lines = Path(__file__).read_text().splitlines()
+    line = next(i for i, code in enumerate(lines, 1) if "parameter.add_(parameter.grad)" in code)
+    assert (finding.op, finding.source) == (op, f"{__file__}:{line}" if op else "")
 
 
 @pytest.mark.rotating

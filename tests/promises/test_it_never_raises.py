@@ -59,7 +59,7 @@ from tests.trainings import Run, build
 pytestmark = ahead
 
 IN_STEP = [
-    (InputSensor, "forward_began"),
+    (InputSensor, "root_called"),
     (Readback, "put"),
     (Readback, "arrived"),
     (Diagnosis, "deliver"),
@@ -456,7 +456,7 @@ def test_a_census_that_failed_does_not_stay_on(monkeypatch: pytest.MonkeyPatch) 
     with ampwatch.monitor(run.models, run.scaler, serve=False) as watch:
         run.loop()
 
-    assert depths == [(0, [InputSensor.name])] * run.steps
+    assert depths == [(0, [])] * run.steps
 
 
 @pytest.mark.parametrize(("owner", "method"), [(Governor, "next"), (Measuring, "seal")])

@@ -165,7 +165,7 @@ PLACES: tuple[Place, ...] = (
         HOOK,
         (on.ForwardBegan,),
         forward.place_before_forward,
-        when="in iterations whose inputs or ops are observed",
+        when="in iterations whose ops are observed",
     ),
     Place(
         "torch.nn.modules.module.register_module_forward_hook",

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
 from typing_extensions import Self
 
 from ampwatch.diagnosis.evidence.iteration import Attention
@@ -89,11 +88,12 @@ def test_it_is_found_in_whatever_holds_it(form: int) -> None:
     model = Taking()
     bad, good = (list(_handed_over(x))[form] for x in (batch(math.nan), batch()))
     with Watching(model) as watching:
-        model(good)
+        model(good, named=good)
         assert watching.seen == []
         model(torch.arange(3), bad)
+        model(torch.arange(3), named=bad)
 
-    assert len(watching.seen) == 1
+    assert len(watching.seen) == 2
 
 
 def test_what_holds_no_numbers_is_passed_over() -> None:
@@ -163,30 +163,28 @@ def test_a_model_that_is_traced_is_not_observed() -> None:
     assert watching.seen == []
 
 
-def test_the_hook_is_in_place_only_while_it_is_wanted() -> None:
-    """Each iteration says so anew; taking it out twice is nothing."""
+def test_inputs_are_checked_only_while_that_is_wanted() -> None:
+    """Each iteration says so anew; to listen or to end it twice is nothing."""
     model = Taking()
     watching = Watching(model)
-    before = len(torch_module._global_forward_pre_hooks)
     counts = []
     with watching:
         watching.bench.context.governor.is_opening = False
         for wanted in (False, True, True, False, False):
-            attention = Attention(inputs=wanted)
-            watching.bench.bus.emit(IterationPlanned(0, attention))
-            counts.append(len(torch_module._global_forward_pre_hooks) - before)
+            watching.bench.bus.emit(IterationPlanned(0, Attention(inputs=wanted)))
             model(batch(math.nan))
+            counts.append(len(watching.seen))
 
-    assert counts == [0, 1, 1, 0, 0]
-    assert len(watching.seen) == 2
+    assert counts == [0, 1, 2, 2, 2]
 
 
-def test_where_compiled_code_runs_it_stays_out() -> None:
-    """PyTorch warns of hooks on all modules."""
-    model = Taking()
-    watching = Watching(model)
-    watching.bench.bus.runs_compiled = True
-    with watching:
-        model(batch(math.nan))
+def test_a_compiled_model_is_observed() -> None:
+    """Where its compiled code is called from, and nothing of it gets into the graph."""
+    model = nn.Linear(3, 3)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with Watching(model) as watching:
+        compiled(batch())
+        assert watching.seen == []
+        compiled(batch(math.nan))
 
-    assert watching.seen == []
+    assert len(watching.seen) == 1

@@ -71,16 +71,20 @@ class Ampwatch(Companion):
         self.level = level
 
     def attach(self, training: Training, stopwatch: Stopwatch) -> None:
-        """Watch, by a clock that stands still while other processes have their turn.
+        """Watch, with a budget that does not grow while other processes have their turn.
 
-        Its budget is a share of the time of the training, which is not to grow by theirs. At `light` nothing
-        is budgeted, and quiet iterations are taken down by the clock of the system.
+        It is a share of the time of the training.
         """
         self._watch = ampwatch.monitor(
             training.model, training.scaler, level=self.level, run="benchmark"
         )
-        if self.level != "light":
-            self._watch._session._context.clock.monotonic_ns = stopwatch.ns
+        governor = self._watch._session._context.governor
+        pass_by = governor.pass_by
+
+        def pass_by_here(duration_s: float, num: int) -> None:
+            pass_by(duration_s - stopwatch.take_away_s(), num)
+
+        governor.pass_by = pass_by_here
 
     def spent_ns(self) -> int:
         """Return what ampwatch says it has cost so far.

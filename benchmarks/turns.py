@@ -83,14 +83,15 @@ class Turns:
 
 
 class Stopwatch:
-    """Time of a process's own turns; it stands still while others have theirs."""
+    """Time that a process has waited for its turns."""
 
     def __init__(self) -> None:
         self._away_ns = 0
 
-    def ns(self) -> int:
-        """Return the time. Unit: ns."""
-        return time.perf_counter_ns() - self._away_ns
+    def take_away_s(self) -> float:
+        """Return how long it has waited since this was called last. Unit: s."""
+        away_ns, self._away_ns = self._away_ns, 0
+        return away_ns / 1e9
 
     def wait_for_turn(self, connection: Connection) -> int:
         """Return the number of steps of the next turn.

@@ -3,7 +3,8 @@
 Nobody can afford to measure every tensor in every step. A sampled iteration measures one
 topic, the topics take turns, and the next one waits until what was spent is paid back:
 each step earns ``overhead_budget`` times its duration, each nanosecond spent by ampwatch, by
-the always-on sensors as well, costs one.
+the always-on sensors as well, costs one; these take three quarters of the budget at most
+(``LEFT_SHARE``).
 
 Periods are powers of two, and samples fall on multiples of them: the ranks of a job, which
 wait for one another in every step, sample in the same steps even where they do not agree on
@@ -102,6 +103,10 @@ FIRST_CHECKS_APART = 16
 MAX_PERIOD = 1024
 """Largest period. At its end a sample is taken even if it is not paid for: a training whose
 steps are shorter than our own work must not go unseen for good."""
+
+LEFT_SHARE = 0.25
+"""Share of the budget that is left to samples, whatever the always-on sensors take: where iterations are short
+these may take all of it, and what is never sampled is not seen."""
 
 WORST_SHARE = 0.12
 """Share of a step that one sample may take; one that takes more is spread over several."""
@@ -372,7 +377,11 @@ class Governor:
             self._judge(self.wanted, price_ns)
         else:
             self._quiet_ns.append(cost_ns / num)
-        due_ns = max(cost_ns - quiet_ns, 0.0) if self._is_settling else cost_ns
+        due_ns = max(cost_ns - quiet_ns, 0.0)
+        if not self._is_settling:
+            always_ns = quiet_ns if self.wanted else cost_ns
+            most_ns = (1.0 - LEFT_SHARE) * self._budget * duration_ns
+            due_ns = max(cost_ns - always_ns, 0.0) + min(always_ns, most_ns)
         if self.follows_ops:
             # Following is not what is paid for: what samples add to it is.
             due_ns = max(cost_ns - quiet_ns, 0.0) if self.wanted else 0.0

@@ -166,6 +166,14 @@ def test_the_always_on_sensors_are_paid_from_the_same_budget() -> None:
     assert late[1] < 0.7 * late[0]
 
 
+def test_always_on_sensors_leave_samples_a_quarter_of_the_budget() -> None:
+    """Also where they take twice as much as all of it: a sample of 5 ms is earned in 100 steps of 20 ms."""
+    training = Training(step_s=0.02, cost_s=0.005, always_s=0.0004).run(5000)
+
+    late = [step for step in training.sampled if step >= 1000]
+    assert 4000 / 256 <= len(late) <= 4000 / 100
+
+
 def test_a_training_that_cannot_pay_is_sampled_now_and_then_all_the_same() -> None:
     """Steps shorter than our own work must not go unseen for good."""
     training = Training(step_s=0.0001, cost_s=0.01, always_s=0.0001).run(5 * MAX_PERIOD)

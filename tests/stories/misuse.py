@@ -77,7 +77,7 @@ def gradients_that_are_set_to_zero_only_after_good_steps(*, sick: bool) -> Progr
     return Program([model], [optimizer], iterate, scaler, steps=24, shows=shows)
 
 
-@STORIES.tell("param_nonfinite", "param:1.weight", "optimizer", op="mul")
+@STORIES.tell("param_nonfinite", "param:1.weight", "optimizer", op="add_")
 def an_ascent_along_gradients_that_nobody_has_checked(*, sick: bool) -> Program:
     """Sharpness-aware: the first of two steps goes up, by hand. The twin checks the gradients before."""
     model = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 4))

@@ -42,7 +42,6 @@ class InputSensor(Sensor):
         # At deep every op is followed, and with the ops their inputs.
         self._is_needed = context.settings.level != "deep"
         self._step = 0
-        self._is_listening = False
 
     def installed(self) -> None:
         """Begin with the open iteration."""
@@ -58,10 +57,8 @@ class InputSensor(Sensor):
 
     def _begin(self, step: int, *, wanted: bool) -> None:
         self._step = step
-        wanted = wanted and self._is_needed
-        if wanted != self._is_listening:
-            self._is_listening = wanted
-            (self._bus.listen if wanted else self._bus.ignore)(self, RootCalled)
+        change = self._bus.listen if wanted and self._is_needed else self._bus.ignore
+        change(self, RootCalled)
 
     def root_called(self, event: RootCalled) -> None:
         """Check the inputs of a watched model."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from ampwatch import laboratory
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ampwatch.numerics.formats import FloatFormat
     from ampwatch.wire.records import BudgetRecord, CensusRecord, Finding, PlanRecord, Topic
 
+_T = TypeVar("_T")
 
 MAX_IN_WORDS = 64
 """Modules that are described in words, the worst ones."""
@@ -141,9 +142,7 @@ class Maps:
         before, answer = self._answers.get(view, (None, None))
         if answer is None or before != known:
             answer = self._sent(self._map(view, known))
-            while len(self._answers) >= MAX_KNOWN:
-                self._answers.popitem()
-            self._answers[view] = known, answer
+            _keep(self._answers, view, (known, answer))
         return answer
 
     def _sent(self, state: State) -> MapAnswer:
@@ -190,7 +189,7 @@ class Maps:
 
     def _columns(self, view: RankView, known: KnownMap) -> list[bytes]:
         """Return the places among ``CODES`` of each module, by column."""
-        before = self._codes.pop(view, {})
+        before = self._codes.get(view, {})
         now: dict[int, tuple[tuple[bytes, ...], bytes]] = {}
         for column in known.columns:
             planes, codes = before.get(column.first_step, ((), b""))
@@ -198,10 +197,16 @@ class Maps:
             if planes is not column.planes:
                 codes = _worst_of(column.planes)
             now[column.first_step] = column.planes, codes
-        while len(self._codes) >= MAX_KNOWN:
-            self._codes.popitem()
-        self._codes[view] = now
+        _keep(self._codes, view, now)
         return [codes for _, codes in now.values()]
+
+
+def _keep(kept: WeakKeyDictionary[RankView, _T], view: RankView, value: _T) -> None:
+    """Keep a value of a rank, and those of the others that were made last."""
+    kept.pop(view, None)
+    for oldest in list(kept)[: max(len(kept) - MAX_KNOWN + 1, 0)]:
+        kept.pop(oldest, None)
+    kept[view] = value
 
 
 def _worst_of(planes: Sequence[bytes]) -> bytes:

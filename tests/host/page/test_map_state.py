@@ -11,7 +11,7 @@ import pytest
 
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.page.map_codes import CODES, LEGEND
-from ampwatch.host.page.map_state import MAX_IN_WORDS, MapAnswer, Maps
+from ampwatch.host.page.map_state import MAX_IN_WORDS, MAX_KNOWN, MapAnswer, Maps
 from ampwatch.numerics.units.ops import Fallback, OpKind
 from ampwatch.settings import Settings
 from ampwatch.wire.records import SkipClass, Topic
@@ -328,3 +328,24 @@ def test_a_map_follows_what_is_new_and_what_was_merged() -> None:
 
     assert mapped.maps.answer("gpt", "0") == fresh
     assert mapped.reasons("fc").count("nonfinite") == 1
+
+
+def test_the_ranks_that_were_asked_for_last_are_kept_ready() -> None:
+    """One more takes the place of the oldest; what is new of a rank takes its own."""
+    mapped = Mapped()
+    for rank in range(MAX_KNOWN + 1):
+        of_rank = FACTS, output("fc"), sampling(step=0), step(0)
+        put(mapped.fleet, f"/{rank}.ring", identity(rank=rank, world_size=16), of_rank)
+    first = [mapped.maps.answer("gpt", str(rank)) for rank in range(MAX_KNOWN)]
+    put(
+        mapped.fleet,
+        "/0.ring",
+        identity(rank=0, world_size=16),
+        (output("fc", 1), sampling(step=1), step(1)),
+    )
+    assert mapped.maps.answer("gpt", "0") is not first[0]
+
+    mapped.maps.answer("gpt", str(MAX_KNOWN))
+    again = [mapped.maps.answer("gpt", str(rank)) for rank in range(2, MAX_KNOWN)]
+    assert all(new is old for new, old in zip(again, first[2:], strict=True))
+    assert mapped.maps.answer("gpt", "1") is not first[1]

@@ -84,9 +84,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0, 1 after an error that was explained, 2 for a command line that makes no
         sense, 130 after Ctrl-C.
     """
-    from ampwatch.cli.run import cut  # noqa: PLC0415 - a verb like the others
+    from ampwatch.cli.run import split  # noqa: PLC0415 - a verb like the others
 
-    ours, program = cut(sys.argv[1:] if argv is None else argv)
+    ours, program = split(sys.argv[1:] if argv is None else argv)
     parser = make_parser()
     if ASKED in os.environ:
         answer(parser)

@@ -41,7 +41,7 @@ STARTUP = Path(__file__).parents[1] / "training" / "attach" / "startup"
 """Directory of the ``sitecustomize`` that attaches."""
 
 WITH_VALUE = ("--level", "--run")
-"""Options that are followed by a word of their own."""
+"""Those of the options in ``add_arguments`` that take a value: the next word is not the program."""
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def cut(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the words of a command line that are ours, and those of the program.
 
     argparse cannot be trusted with the latter: it takes a `--` of the program for its own.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ampwatch.cli.run import STARTUP, command_of, cut
+from ampwatch.cli.run import STARTUP, WITH_VALUE, add_arguments, command_of, split
 from tests.host.daemon.parts import ROOT
 
 if TYPE_CHECKING:
@@ -329,4 +330,13 @@ def test_what_is_a_script_and_what_is_a_program(
 )
 def test_the_words_of_the_program_are_never_ours(words: str, ours: str, program: str) -> None:
     """Whatever they look like."""
-    assert cut(words.split()) == (ours.split(), program.split())
+    assert split(words.split()) == (ours.split(), program.split())
+
+
+def test_the_options_that_take_a_value_are_known() -> None:
+    """To find the program, a command line is split before it is parsed."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+
+    options = [a for a in parser._actions if a.option_strings and a.nargs is None]
+    assert {option for action in options for option in action.option_strings} == set(WITH_VALUE)

@@ -144,7 +144,7 @@ class EndedRuns:
             picked: Keys of rows.
         """
         found, num_left_out = self._found()
-        wait = self._fleet.precedence.step_aside
+        wait = self._fleet.priority.step_aside
         self._known = {
             group: self._known.get(group) or _ended(group, wait)
             for group in _started_together(found)

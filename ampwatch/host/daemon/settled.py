@@ -144,5 +144,6 @@ def _room(directory: Path) -> float:
         status = os.statvfs(directory)
     except OSError:
         return MAX_LEFT_BYTES
+    size = status.f_frsize * status.f_blocks
     # A tmpfs without a limit says that it has no blocks.
-    return min(MAX_LEFT_BYTES, status.f_frsize * status.f_blocks / 4 or NEVER)
+    return min(MAX_LEFT_BYTES, size / 4) if size else MAX_LEFT_BYTES

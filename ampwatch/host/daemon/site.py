@@ -236,7 +236,7 @@ class Site:
         if self._exporter.usual(request.accept, names) is None:
             return Response(*self._exporter.render(request.accept, names))
         # The work of pages waits meanwhile.
-        with self._fleet.precedence.first():
+        with self._fleet.priority.first():
             return Response(*self._exporter.render(request.accept, names))
 
     def _health(self, _: Request) -> Response:
@@ -261,7 +261,7 @@ class Site:
         return json_response([{"targets": [target], "labels": labels}])
 
     def _state(self, _: Request) -> Response:
-        chunks = encoded(self._feed.full(self._feed.usual_age), self._fleet.precedence.step_aside)
+        chunks = encoded(self._feed.full(self._feed.usual_age), self._fleet.priority.step_aside)
         return Response(b"".join(chunks), JSON)
 
     def _ranks(self, _: Request) -> Response:

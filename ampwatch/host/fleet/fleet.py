@@ -15,7 +15,7 @@ from ampwatch.host.fleet.compared_views import ViewComparison
 from ampwatch.host.fleet.gpus import Gpus
 from ampwatch.host.fleet.jobs import jobs_of, label
 from ampwatch.host.fleet.owners import NameOwners, user_name
-from ampwatch.host.fleet.precedence import Precedence
+from ampwatch.host.fleet.priority import Priority
 from ampwatch.host.fleet.rank import RankView
 from ampwatch.host.fleet.stragglers import Stragglers
 from ampwatch.report.verdict import judge
@@ -73,7 +73,7 @@ class Fleet:
         gpus: The GPUs of this machine.
         owners: Whose the names of runs are.
         settings: As the argument.
-        precedence: What takes long steps aside by it, for scrapes.
+        priority: Lets scrapes go before work that takes long.
 
     Args:
         settings: ``grace_seconds``, ``module_series_ranks`` and those of ``RankView``
@@ -86,7 +86,7 @@ class Fleet:
         self.problems: dict[str, str] = {}
         self.gpus = Gpus()
         self.owners = NameOwners()
-        self.precedence = Precedence()
+        self.priority = Priority()
         self._tensor_views = ViewComparison()
         self._rank_comparison = RankComparison()
         self._stragglers = Stragglers()

@@ -20,7 +20,7 @@ OPENING_STEPS = 32
 """Iterations at the start in which a training process looks at everything for the first time."""
 
 AFTERMATH_STEPS = 32
-"""Iterations after a failure that count with it: twice those that a training process traces."""
+"""Iterations after a failure that count with it: twice as many as a training process traces (``MAX_TRACES``)."""
 
 _FAILURES = (SkipClass.UNPROVOKED, SkipClass.STORM)
 

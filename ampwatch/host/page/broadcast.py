@@ -130,7 +130,7 @@ class PageEvents:
 
     def _event(self, name: bytes, value: Any) -> Event:
         # One line of data: JSON of this form has no line break, which would end the event.
-        data = b"".join(encoded(value, self._feed.fleet.precedence.step_aside))
+        data = b"".join(encoded(value, self._feed.fleet.priority.step_aside))
         return Event(b"event: " + name + b"\ndata: " + data + b"\n\n")
 
 

@@ -146,7 +146,7 @@ class Maps:
         return answer
 
     def _sent(self, state: State) -> MapAnswer:
-        body = b"".join(encoded(state, self._fleet.precedence.step_aside))
+        body = b"".join(encoded(state, self._fleet.priority.step_aside))
         # Quickly: this is done in one piece, while other threads wait.
         packed = gzip.compress(body, compresslevel=1, mtime=0)
         return MapAnswer(packed, f'"{hashlib.sha256(body).hexdigest()[:32]}"')

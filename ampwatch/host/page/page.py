@@ -146,7 +146,7 @@ class Feed:
         runs = self._judged()
         with self.fleet.lock:
             run_states = {run: in_lines(*judged, now) for run, judged in runs.items()}
-        self.fleet.precedence.step_aside()
+        self.fleet.priority.step_aside()
         return _Moment(now, runs, self._state(now, run_states))
 
     def _judged(self) -> dict[str, tuple[list[RankView], RunVerdict]]:
@@ -156,7 +156,7 @@ class Feed:
         for kept in (self._series, self._ranges, self._precision, self._changes):
             for gone in kept.keys() - ranks:
                 del kept[gone]
-        self.fleet.precedence.step_aside()
+        self.fleet.priority.step_aside()
         return runs
 
     def _whole_state(self, moment: _Moment, shown: Shown | None) -> State:
@@ -210,7 +210,7 @@ class Feed:
         # One rank at a time: of all together a scrape would have to wait for seconds.
         with self.fleet.lock:
             state = self._rank_now(rank, of_run, changes, now)
-        self.fleet.precedence.step_aside()
+        self.fleet.priority.step_aside()
         return state
 
     def _change_of(self, rank: RankView, finding: Finding) -> tuple[str, ...]:

@@ -72,7 +72,7 @@ class RankLists:
                 # One rank at a time: a scrape waits for no more than that.
                 with self._fleet.lock:
                     rows.append(_row(label, rank, verdict, on_gpu.get(rank, ""), links, now))
-                self._fleet.precedence.step_aside()
+                self._fleet.priority.step_aside()
         runs = [RunRow(run, of.level, headline(of, now).lines) for run, (_, of) in judged.items()]
         return RankList(__version__, now, runs, rows)
 

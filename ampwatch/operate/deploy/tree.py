@@ -45,8 +45,8 @@ _SCRAPERS = (
 """Files in which the scrape interval is written."""
 
 _SAYS_THE_PORT = r"(?!ampwatch/|dashboards/alerts/|docs/settings\.md).*"
-"""The code has the port as a default, its guide of settings says so, and tests of rules have it in names
-of instances: those stay."""
+"""Files in which another port is written. Not in the code, where it is the default, in the guide of settings,
+which says so, and in tests of rules, where it is part of the names of instances."""
 
 
 class Substitution(NamedTuple):
@@ -137,10 +137,9 @@ def _substitutions(options: DeployOptions) -> Iterator[Substitution]:
     if options.port != DEFAULT_PORT:
         yield Substitution(_SAYS_THE_PORT, rf"\b{DEFAULT_PORT}\b", str(options.port))
     if options.token_file:
-        # Prometheus sends it to find out who is to be scraped, and to scrape. The file is named and not
-        # copied: Prometheus reads it each time, so that a new token is no news to it, and the secret is
-        # in one place. The type is the default by the documents, but discovery over HTTP sends none
-        # without it (2.42).
+        # Prometheus sends the token to discover targets and to scrape them. The file is named and not copied:
+        # Prometheus reads it each time, so a new token needs no restart, and the secret is in one place.
+        # Bearer is the documented default, but HTTP discovery sends no token without it (Prometheus 2.42).
         file = (
             f"authorization: {{type: Bearer, credentials_file: {json.dumps(options.token_file)}}}\n"
         )

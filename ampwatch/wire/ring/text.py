@@ -56,7 +56,7 @@ def cut_name(name: str, length: int) -> str:
 
 
 def check_names(*names: str) -> None:
-    """Refuse names that ``cut_name`` would not have left as they are.
+    """Refuse names with characters that cannot be printed, which ``cut_name`` replaces.
 
     Raises:
         ValueError: If one cannot be printed.

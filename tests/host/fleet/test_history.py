@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from ampwatch.diagnosis import escalation
 from ampwatch.host.fleet.history import MAX_BUCKETS, Bucket, History
 from ampwatch.host.fleet.span_history import HistoryPosition
 from ampwatch.host.fleet.watching import AFTERMATH_STEPS, OPENING_STEPS, Phase, WatchingCost
@@ -258,4 +259,4 @@ def test_a_clock_that_was_set_back_makes_no_share_negative() -> None:
 def test_the_opening_is_that_of_the_training_process() -> None:
     """The two halves share no code, so the number stands in both."""
     assert OPENING_STEPS == governor.OPENING
-    assert AFTERMATH_STEPS >= governor.ALARMED
+    assert AFTERMATH_STEPS == 2 * escalation.MAX_TRACES

@@ -107,7 +107,7 @@ def test_between_the_ranks_urgent_work_has_its_chance_and_the_lock() -> None:
         # An RLock that this thread holds could be taken again: its state says who holds it.
         free.append(not fleet.lock._is_owned())
 
-    fleet.precedence.step_aside = aside
+    fleet.priority.step_aside = aside
     state = Feed(fleet, Clock(START + 20)).full()
     made = len(free)
     list(encoded(state, aside))

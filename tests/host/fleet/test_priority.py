@@ -6,21 +6,21 @@ import threading
 
 import pytest
 
-from ampwatch.host.fleet import precedence as module
-from ampwatch.host.fleet.precedence import Precedence
+from ampwatch.host.fleet import priority as module
+from ampwatch.host.fleet.priority import Priority
 
 
 def test_work_steps_aside_for_what_goes_first_but_not_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its patience is that of all pieces together."""
-    precedence = Precedence()
-    precedence.step_aside()  # nothing is urgent
+    priority = Priority()
+    priority.step_aside()  # nothing is urgent
 
     entered, go_on, done = threading.Event(), threading.Event(), list[str]()
 
     def urgent() -> None:
-        with precedence.first():
+        with priority.first():
             entered.set()
             go_on.wait(60)
             done.append("urgent")
@@ -29,12 +29,12 @@ def test_work_steps_aside_for_what_goes_first_but_not_for_ever(
     thread.start()
     entered.wait(60)
     monkeypatch.setattr(module, "MAX_ASIDE_SECONDS", 0.01)
-    precedence.step_aside()
+    priority.step_aside()
     assert done == []
 
     monkeypatch.setattr(module, "MAX_ASIDE_SECONDS", 60.0)
-    precedence._patience = 60.0
+    priority._patience = 60.0
     threading.Timer(0.01, go_on.set).start()
-    precedence.step_aside()
+    priority.step_aside()
     assert done == ["urgent"]
     thread.join()

@@ -15,7 +15,7 @@ MAX_ASIDE_SECONDS = 2.0
 much again once it has worked for as long. Unit: s."""
 
 
-class Precedence:
+class Priority:
     """Lets long work step aside while something short and urgent is done.
 
     Two threads of Python that both have work take turns, and the short one takes twice as long.

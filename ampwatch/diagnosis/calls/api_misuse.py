@@ -80,6 +80,13 @@ MIN_SCALE = 16384.0
 weight of at most a few hundred."""
 
 
+OF_TWO_SCALERS = (
+    "Scale all losses of one optimizer by the same torch.amp.GradScaler: the one that steps it divides its gradients by"
+    " its own scale, whoever has multiplied them. One scaler is enough for several optimizers."
+)
+"""Advice where another scaler has scaled a part of the losses."""
+
+
 class ApiMisuse(Detector):
     """Takes what the sensors of API use have observed."""
 
@@ -281,22 +288,34 @@ class ApiMisuse(Detector):
     def mixed_scales(self, seen: MixedScales) -> None:
         """Gradients were made with another scale than they are divided by."""
         where = f"optimizer:{seen.optimizer}"
+        evidence = {
+            "loss_scale": seen.scale,
+            "other_scale": seen.other,
+            "parameters": float(seen.parameters),
+        }
+        own, other = scale_text(seen.scale), scale_text(seen.other)
+        more: dict[str, Any] = {}
+        if seen.is_of_other:
+            more["kind_advice"] = OF_TWO_SCALERS
+            summary = (
+                f"Another GradScaler has scaled losses of {in_words(where)}: their gradients were multiplied by {other}"
+                f" before step {seen.step}, and the scaler that steps it divides all of them by {own}"
+            )
+        else:
+            evidence["updates"] = float(seen.updates)
+            summary = (
+                f"Gradients of {in_words(where)} were accumulated over {counted(seen.updates, 'update')} of the scaler"
+                f" until step {seen.step}: a part of them was multiplied by {other}, all of them are divided by {own}"
+            )
         self._say(
             SCALE_CHANGED_MID_ACCUMULATION,
             where,
             seen.step,
             "backward",
-            f"Gradients of {in_words(where)} were accumulated over"
-            f" {counted(seen.updates, 'update')} of the scaler until"
-            f" step {seen.step}: a part of them was multiplied by {scale_text(seen.other)}, all of them are"
-            f" divided by {scale_text(seen.scale)}",
+            summary,
             source=seen.source,
-            evidence={
-                "loss_scale": seen.scale,
-                "other_scale": seen.other,
-                "updates": float(seen.updates),
-                "parameters": float(seen.parameters),
-            },
+            evidence=evidence,
+            **more,
         )
 
     @takes(AutocastBackward)

@@ -154,6 +154,7 @@ class MixedScales(NamedTuple):
         updates: Updates of the scaler between the first of them and the end.
         parameters: Number of parameters with these gradients.
         source: ``file:line`` of the call that unscales them.
+        is_of_other: Whether that scale is the one of another scaler.
     """
 
     step: int
@@ -163,6 +164,7 @@ class MixedScales(NamedTuple):
     updates: int
     parameters: int
     source: str
+    is_of_other: bool = False
 
 
 class AutocastBackward(NamedTuple):

@@ -521,6 +521,10 @@ def test_two_scales_in_one_sum_are_both_reported() -> None:
     assert (finding.evidence["loss_scale"], finding.evidence["other_scale"]) == (512.0, 256.0)
     assert "4 updates" in finding.summary
 
+    finding = Case().see(MixedScales(9, 1, 512.0, 256.0, 0, 2, "train.py:5", is_of_other=True)).one
+    assert "Another GradScaler" in finding.summary
+    assert "same torch.amp.GradScaler" in finding.advice
+
 
 def test_backward_under_autocast_tells_the_dtype() -> None:
     """The region decides in what ops of backward run."""

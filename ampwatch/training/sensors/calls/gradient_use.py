@@ -23,7 +23,13 @@ from ampwatch.training.private import (
     tensor_hooks,
 )
 from ampwatch.training.sensors.calls.gradient_contents import GradContents, GradientBefore
-from ampwatch.training.sensors.calls.scaled_roots import DIVIDED, PLAIN, Branch, ScaledRoots
+from ampwatch.training.sensors.calls.scaled_roots import (
+    DIVIDED,
+    OF_OTHER,
+    PLAIN,
+    Branch,
+    ScaledRoots,
+)
 from ampwatch.training.transfer.readback import is_plain_scalar
 
 if TYPE_CHECKING:
@@ -65,6 +71,7 @@ class GradientUseSensor(Sensor):
     """
 
     name = "gradient_use"
+    any_scaler = True
     rests = True
 
     def __init__(self, context: Context) -> None:
@@ -156,14 +163,17 @@ class GradientUseSensor(Sensor):
     # The scaler.
 
     def scaled(self, event: on.Scaled) -> None:
-        """Remember the node of the graph that multiplies the loss by the scale."""
+        """Remember the node of the graph that multiplies the loss by the scale, or by that of another scaler."""
         if event.scaler is not self._scaler:
+            if self._follows:
+                self._roots.scaled(event.result, by_other=True)
+                self._note_scale(OF_OTHER, event.scaler)
             return
         self._trained.thread = get_ident()
         is_first = not self._roots.num_scaled
         self._roots.scaled(event.result)
         if is_first and (self._waits or self._follows):
-            self._note_scale()
+            self._note_scale(self._roots.number, self._scaler)
         self._deferred.poll()
 
     def scale_read(self, _event: on.ScaleRead) -> None:
@@ -192,7 +202,7 @@ class GradientUseSensor(Sensor):
     def step_began(self, event: on.StepBegan) -> None:
         """Judge the gradients that the scaler is about to unscale and to step with."""
         # Set before the step: one that raises may have unscaled its gradients already.
-        self._may_be_unscaled = True
+        self._may_be_unscaled |= event.scaler is self._scaler
         self._judge_known(event.scaler, event.optimizer)
 
     def _judge_known(self, scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
@@ -227,7 +237,7 @@ class GradientUseSensor(Sensor):
             # No gradient that was scaled by this scale was unscaled or stepped with: all wait.
             if not self._contents.known:
                 self._contents.set(others, frozenset({self._roots.number}))
-            self._note_scale()
+            self._note_scale(self._roots.number, self._scaler)
 
     def updated(self, event: on.Updated) -> None:
         """Begin anew: the scale may be another one."""
@@ -236,13 +246,15 @@ class GradientUseSensor(Sensor):
         self._begin_anew()
         self._deferred.poll()
 
-    def _note_scale(self) -> None:
-        """Take the scale as it is now, in stream order, if it was not taken yet.
+    def _note_scale(self, number: int, scaler: torch.amp.GradScaler) -> None:
+        """Take the scale as it is now, in stream order, if that of this number was not taken yet.
+
+        That of another scaler has no number of its own, and is taken each time.
 
         Cost: one read; of a scale on a device one copy of 4 bytes and an event.
         """
-        number, scale = self._roots.number, scale_tensor(self._scaler)
-        if number in self._scales or not is_plain_scalar(scale):
+        scale = scale_tensor(scaler)
+        if (number in self._scales and number != OF_OTHER) or not is_plain_scalar(scale):
             return
         if len(self._scales) >= MAX_SCALES:
             del self._scales[next(iter(self._scales))]
@@ -284,7 +296,7 @@ class GradientUseSensor(Sensor):
         elif PLAIN in kinds and self._roots.any_scaled:
             plain = [p for p, k in found if PLAIN in k]
             self._report_mixed(optimizer, plain, Mix.BESIDE if any_scaled else Mix.UNSCALED, PLAIN)
-        elif any_scaled:
+        elif any_scaled or OF_OTHER in kinds:
             self._doubt(optimizer, kinds | {self._roots.number}, len(found))
 
     def _report_mixed(
@@ -320,7 +332,7 @@ class GradientUseSensor(Sensor):
             optimizer=self._registry.admit(optimizer),
             scale=math.nan,
             other=math.nan,
-            updates=self._roots.number - min(numbers),
+            updates=self._roots.number - min(n for n in numbers if n != OF_OTHER),
             parameters=parameters,
             source=user_source(),
         )
@@ -332,7 +344,11 @@ class GradientUseSensor(Sensor):
             if known and read[0] > 0.0:
                 other = max(known, key=lambda scale: abs(math.log2(scale / read[0])))
                 if other != read[0]:
-                    self._observe(observed._replace(scale=read[0], other=other))
+                    is_of_other = other == self._scales.get(OF_OTHER) and OF_OTHER in numbers
+                    self._follow()
+                    self._observe(
+                        observed._replace(scale=read[0], other=other, is_of_other=is_of_other)
+                    )
 
         self._deferred.read(newest, judge)
 

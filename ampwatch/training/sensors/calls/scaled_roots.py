@@ -23,6 +23,9 @@ PLAIN = -1
 UNKNOWN = -2
 """Kind of a tensor of which it is not known whether it was scaled."""
 
+OF_OTHER = -4
+"""Kind of a loss that another scaler has scaled."""
+
 DIVIDED = -3
 """Kind of a scaled loss whose gradients ``unscale_`` has divided by the scale."""
 
@@ -75,7 +78,7 @@ class Branch(NamedTuple):
     """One of the losses that a root is the sum of.
 
     Attributes:
-        kind: Number of the scale it was multiplied by, ``PLAIN`` or ``UNKNOWN``.
+        kind: Number of the scale it was multiplied by, ``PLAIN``, ``OF_OTHER`` or ``UNKNOWN``.
         node: Node of the loss in the graph.
     """
 
@@ -113,18 +116,19 @@ class ScaledRoots:
         self.num_scaled = 0
         self.any_scaled = False
 
-    def scaled(self, result: object) -> None:
-        """Remember the result of ``scaler.scale``."""
+    def scaled(self, result: object, *, by_other: bool = False) -> None:
+        """Remember the result of ``scaler.scale``, of the scaler or of another one."""
         if isinstance(result, torch.Tensor):
-            self.num_scaled += 1
-            self.any_scaled = True
+            if not by_other:
+                self.num_scaled += 1
+                self.any_scaled = True
             if result.grad_fn is not None and len(self._numbers) < MAX_NUMBERS:
                 number = sequence_number(result.grad_fn)
                 self._first = min(self._first, number) if self._numbers else number
-                self._numbers[number] = self.number
+                self._numbers[number] = OF_OTHER if by_other else self.number
         elif isinstance(result, (list, tuple)):
             for one in result:
-                self.scaled(one)
+                self.scaled(one, by_other=by_other)
 
     def updated(self) -> None:
         """Begin with another scale."""
@@ -154,7 +158,7 @@ class ScaledRoots:
                 found.append(Branch(number, node))
                 continue
             for branch in self._branches_of(node):
-                is_known = branch.kind >= 0 or gradient is None
+                is_known = branch.kind not in (PLAIN, UNKNOWN) or gradient is None
                 found.append(branch if is_known else Branch(UNKNOWN, branch.node))
         return found
 

@@ -310,6 +310,29 @@ def test_gradients_of_two_scales_are_reported_once_their_scales_have_arrived() -
     assert [(seen.other, seen.scale, seen.updates) for seen in found] == [(16.0, 64.0, 1)]
 
 
+@pytest.mark.parametrize(
+    ("scale", "is_zeroed", "found"),
+    [(64.0, False, [(64.0, 16.0, True)]), (16.0, False, []), (64.0, True, [])],
+    ids=["two scales", "the same scale", "zeroed before its own loss"],
+)
+def test_losses_that_another_scaler_has_scaled_are_reported(
+    scale: float, found: list[tuple[float, float, bool]], *, is_zeroed: bool
+) -> None:
+    """Where its scale is another one: a step divides by the scale of its own scaler."""
+    another = torch.amp.GradScaler("cpu", init_scale=scale)
+
+    def program(t: Training) -> None:
+        another.scale(t.loss()).backward()
+        if is_zeroed:
+            t.optimizer.zero_grad()
+        t.scaler.scale(t.loss()).backward()
+        t.finish()
+        t.optimizer.zero_grad()
+
+    seen = [o for o in observations(program, steps=1) if isinstance(o, MixedScales)]
+    assert [(o.other, o.scale, o.is_of_other) for o in seen] == found
+
+
 def test_a_closure_that_scales_is_seen() -> None:
     """LBFGS goes back inside its own step."""
 

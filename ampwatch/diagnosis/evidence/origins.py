@@ -138,8 +138,8 @@ class Origin(Struct):
         has_autocast: Whether autocast was on there; ``None`` if that is not known.
         reads_argument: Whether it reads what the model was called with; ``False`` also if unknown.
         answer: Result of the op in float64, if its inputs were finite.
-        is_unseen: Whether fused code made them, of which no op is seen: the op is the first that
-            reads them, and they are what it has read.
+        is_unseen: Whether no op was seen to make them, as none of fused code is, nor what goes into a loss without
+            a graph: the op is the first that reads them, and they are what it has read.
         absorbed_by: Ops that read the values and returned finite ones, and how often.
         hidden_by: Op outside of the graph, in a hook of backward or between it and the step, that has
             made finite numbers of a gradient; empty without one.

@@ -96,6 +96,7 @@ def _of_overflow(mask: Origin) -> str:
 def _sentence(found: Diagnosed) -> str:
     origin, slug = found.origin, found.kind.slug
     special = {
+        _GIVEN: _is_given(found),
         _UNSEEN: origin.is_unseen,
         _HIDDEN: is_hidden(found),
         _OF_NOTHING: found.kind is FORWARD_NAN_UNDERFLOW and is_of_nothing(origin),
@@ -110,6 +111,11 @@ def _sentence(found: Diagnosed) -> str:
     return by_kind.get(slug, _SENTENCES[slug])
 
 
+def _is_given(found: Diagnosed) -> bool:
+    """Whether a loss was given it beside what the model has made, by what was not seen."""
+    return found.kind is NONFINITE_INPUT and found.origin.is_unseen
+
+
 def is_hidden(found: Diagnosed) -> bool:
     """Whether a gradient was not finite, and was made so before anybody could tell."""
     return found.kind is SILENT_OVERFLOW and found.phase == _BACKWARD
@@ -119,6 +125,11 @@ _HIDDEN = (
     "In backward {op} made {became} in {dtype}, which ends at {limit}, since step {step}, and"
     " {hidden_by} outside of the graph turned it into finite values that are wrong: no step is skipped"
     " for it, and no scale is lowered"
+)
+
+_GIVEN = (
+    "{op} read {became} in a tensor without a gradient, at step {step}, and the loss is not finite because of it."
+    " The tensor is data, or was computed from them before"
 )
 
 _UNSHOWN = {
@@ -251,9 +262,10 @@ def advice_of(found: Diagnosed, tried: Sequence[Tried] = ()) -> str:
         found.kind is FORWARD_NAN_UNDERFLOW and Measure.MODULE_IN_FLOAT32 in in_vain
     ):
         return KEEP_OFF_ZERO
+    own = _LOOK_AT_GIVEN if _is_given(found) else found.kind.advice
     # Advised where the op, computed again, has had a result for the same numbers in a wider format.
     is_of_format = origin.out.dtype in HALF and math.isfinite(origin.answer.amax)
-    return _IN_FLOAT32.get(found.kind.slug, "") * is_of_format + found.kind.advice
+    return _IN_FLOAT32.get(found.kind.slug, "") * is_of_format + own
 
 
 _UNHIDE = (
@@ -261,6 +273,12 @@ _UNHIDE = (
     " hook or between backward and the step, hide the overflow from the GradScaler, which would skip the"
     " step and lower the scale. Clip after unscale_, with torch.nn.utils.clip_grad_norm_ or"
     " clip_grad_value_."
+)
+
+_LOOK_AT_GIVEN = (
+    "Look at what this op reads besides the outputs of the model: targets, weights, advantages. Where they are data, find"
+    " the sample and leave it out; where they are computed, keep a mean or a standard deviation of too few values,"
+    " and a division by zero, out of them. Another precision or the loss scale does not help."
 )
 
 _OUTLIER = (

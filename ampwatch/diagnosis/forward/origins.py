@@ -279,8 +279,8 @@ def _judge_given(origin: Origin, descent: Descent) -> Diagnosed | None:
         return None
     if origin.is_inside and _is_collective(origin):
         return None  # what FSDP gathers are shards of weights
-    used_by_model = _is_used_by_model(origin)
-    if origin.out.numel == 1 and not (used_by_model or _is_missing(origin, descent)):
+    is_read = _is_used_by_model(origin) or origin.is_unseen  # by the graph of the loss
+    if origin.out.numel == 1 and not (is_read or _is_missing(origin, descent)):
         return None
     return _as_data(origin, descent)
 

@@ -282,6 +282,41 @@ def test_an_op_of_the_loss_is_found_in_the_graph(change: Any, op: str, kind: str
     assert (found.kind, found.where, found.op) == (kind, "loss", op)
 
 
+def weighted(out: Tensor, target: Tensor) -> Tensor:
+    return (out.square() * target).mean()
+
+
+def by_itself(out: Tensor, target: Tensor) -> Tensor:
+    return (out * (out + target).detach()).mean()
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "op"), [(nn.functional.mse_loss, "mse_loss"), (weighted, "mul"), (by_itself, "mul")]
+)
+@pytest.mark.parametrize("bad", ["target", "output"])
+def test_what_a_loss_is_given_besides_the_output_of_the_model_is_named(
+    loss_of: Callable[[Tensor, Tensor], Tensor], op: str, bad: str
+) -> None:
+    """Before it breaks the weights, and not where the model itself has made what is not finite."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with ampwatch.monitor(model, optimizer=optimizer, serve=False, sample_every=1000) as watch:
+        for step in range(FAULTY + 2):
+            x, target = torch.randn(4, 8), torch.randn(4, 4)
+            if step == FAULTY:
+                (target if bad == "target" else x)[1, 2] = math.nan
+            loss = loss_of(model(x), target)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    (found, *_) = (f for f in watch.findings if f.root)
+    assert (found.kind, found.first_step) == ("nonfinite_input", FAULTY)
+    assert found.where == ("loss" if bad == "target" else "")
+    assert (f"{op} outside of the model read NaN" in found.summary) is (bad == "target")
+
+
 @pytest.mark.rotating
 def test_a_derivative_that_is_infinite_in_one_step_is_named() -> None:
     """The loss is not the model's, so backward of the replica begins with gradients of one."""

@@ -47,10 +47,13 @@ class _Seen(NamedTuple):
     out: Values | None  # what is known of its result; ``None`` if nothing is
     inputs: Sequence[Values]  # what is known of the inputs that it has saved
     number: float  # the Python number that it was given; NaN without one
+    given: Sequence[Values] = ()  # what is known of those of its inputs that have no graph
 
 
 def loss_trace(roots: Sequence[Any], begins_at: int, step: int) -> OpTrace | None:
-    """Return the origin in a loss that is not finite; ``None`` if its origin is elsewhere, or unknown.
+    """Return the origin in a loss that is not finite: an op, or what one was given besides what the model has made.
+
+    ``None`` if it is elsewhere, or unknown.
 
     Args:
         roots: Where backward will begin.
@@ -65,8 +68,11 @@ def loss_trace(roots: Sequence[Any], begins_at: int, step: int) -> OpTrace | Non
         return None
     for node in nodes:
         seen = _seen(node)
+        bad, given = ([v for v in each if not v.is_finite] for each in (seen.inputs, seen.given))
+        if given and len(given) == len(bad):
+            return _trace_of(seen, step, given[0])
         is_of_others = seen.op in BOUNDED and not (seen.out is None or seen.out.is_finite)
-        if is_of_others or any(not values.is_finite for values in seen.inputs):
+        if is_of_others or bad:
             return None  # it came from the model, or from an op that nothing is known of
         if seen.out is not None and not seen.out.is_finite:
             return _trace_of(seen, step)
@@ -98,6 +104,7 @@ def _seen(node: Any) -> _Seen:
         values_of(result) if _is_readable(result) else None,
         [values_of(value) for value in inputs],
         numbers[0] if len(numbers) == 1 else float("nan"),
+        [values_of(value) for value in inputs if not value.requires_grad],
     )
 
 
@@ -136,19 +143,21 @@ def _asked_again(op: str, saved: dict[str, Any]) -> Tensor | None:
     return None
 
 
-def _trace_of(seen: _Seen, step: int) -> OpTrace:
+def _trace_of(seen: _Seen, step: int, given: Values | None = None) -> OpTrace:
+    """Return the trace of an op that has made the values, or was ``given`` them in a tensor without a graph."""
     origin = Origin(
         index=0,
-        kind=OriginKind.OP,
+        kind=OriginKind.OP if given is None else OriginKind.INPUT,
         name="",
         op=seen.op,
         overload=f"aten.{seen.op}",
         module="",
         is_inside=False,
         phase=Phase.FORWARD,
-        out=seen.out or Values("", 0),
-        inputs=seen.inputs,
-        needs_grad=True,
+        out=given or seen.out or Values("", 0),
+        inputs=seen.inputs if given is None else (),
+        needs_grad=given is None,
+        is_unseen=given is not None,
         number=seen.number,
         spread_to={"loss"},
     )

@@ -129,7 +129,7 @@ _HIDDEN = (
 
 _GIVEN = (
     "{op} read {became} in a tensor without a gradient, at step {step}, and the loss is not finite because of it."
-    " The tensor is data, or was computed from them before"
+    " The tensor is data, or was computed before"
 )
 
 _UNSHOWN = {

@@ -178,7 +178,9 @@ class Divergence(Detector):
 
     def _is_diverging(self, *, broke: bool) -> bool:
         if not self._records:
-            return False  # before all weights are gone through, in each step of a training that fails
+            return (
+                False  # before all weights are gone through, in each step of a training that fails
+            )
         ways = ((RECORDS, RISE), (FAST_RECORDS, FAST_RISE)) if broke else ((RECORDS_FINITE, LOST),)
         # ``not <``: where the weights of before were not measured, those of now have to do.
         if broke and self._growth() >= BLOWN_UP and not self._growth_before < BLOWN_UP:

@@ -115,7 +115,7 @@ class _Angle(NamedTuple):
 
 
 class LossyCasts(RoundingSensor):
-    """Checks casts to formats with few bits, in the forward pass.
+    """Checks casts to formats with few bits, and cumulative sums in these, in the forward pass.
 
     A cast of integers outside of the model counts once an op of the model, or one that gradients flow
     through, reads the result. A cast of other numbers counts where what is made of them is the angle of a
@@ -137,6 +137,7 @@ class LossyCasts(RoundingSensor):
         self._handlers: dict[str, Callable[[OpCall, OpPlace], None]] = {
             **dict.fromkeys(CASTS, self._cast),
             "arange": self._range,
+            "cumsum": self._sum_up,
             **dict.fromkeys(("mul", "div", "add", "sub", "pow"), self._promote),
         }
 
@@ -225,6 +226,16 @@ class LossyCasts(RoundingSensor):
                 self._report(cast, result, place)
 
         self._deferred.read((values[1:] != values[:-1]).sum(), judge)
+
+    def _sum_up(self, call: OpCall, place: OpPlace) -> None:
+        """Check a cumulative sum in half precision: sums of ones, as positions are, are cast as they are stored."""
+        row, dim = call.args[0], call.args[1]
+        if not (is_plain(row) and is_plain(call.out)) or not row.ndim:
+            return
+        row = row.detach().movedim(dim, -1)
+        while row.ndim > 1 and len(row):
+            row = row[0]
+        self._check(call, place, row[:MAX_COMPARED].float().cumsum(0), call.out)
 
     def _compare(
         self, call: OpCall, place: OpPlace, source: torch.Tensor, out: torch.Tensor

@@ -55,12 +55,13 @@ def test_large_integers_become_equal_in_float32_as_well(listening: Listening) ->
         lambda: torch.arange(1000) * torch.tensor(0.5, dtype=torch.bfloat16)[None],
         lambda: torch.empty(1000, dtype=torch.bfloat16).copy_(torch.arange(1000)),
         lambda: torch.arange(1000)[None].expand(64, -1).to(torch.bfloat16),
+        lambda: torch.ones(3, 1000, 2, dtype=torch.bfloat16).cumsum(1),
     ],
 )
 def test_positions_may_be_made_without_a_cast_that_is_written(
     listening: Listening, make: Any
 ) -> None:
-    """``arange`` in bfloat16, promotion, a buffer, a batch of the same."""
+    """``arange`` in bfloat16, promotion, a buffer, a batch of the same, sums of a mask."""
     with listening:
         make()
 
@@ -92,6 +93,19 @@ def test_what_loses_nothing_or_is_no_integer_is_left_alone(
     """Pictures, masks, constants, one-hot, large numbers that are integers by their size."""
     with listening:
         values.to(torch.bfloat16)
+
+    assert listening.seen == []
+
+
+@pytest.mark.parametrize(
+    "values", [torch.ones(250), torch.linspace(0, 2, 1000), torch.zeros(1000), torch.ones(0)]
+)
+def test_sums_that_are_exact_or_of_no_integers_are_left_alone(
+    listening: Listening, values: torch.Tensor
+) -> None:
+    """Positions that fit, and probabilities."""
+    with listening:
+        values.to(torch.bfloat16).cumsum(0)
 
     assert listening.seen == []
 

@@ -112,7 +112,7 @@ def test_the_share_of_tensor_cores_is_a_band(rank: Trainer, page: Page) -> None:
         rank.write(record)
 
     page.says("#kernels-sentence", "between 60 % and 80 % of the time of matmul kernels")
-    page.says("#tensor-band-words", "of 20 % the names of the kernels do not say")
+    page.says("#tensor-band-words", "unknown for 20 %, by the names of the kernels")
     assert page.run(SHARES, "#tensor-band .mix > span") == [["low", 60], ["maybe", 20]]
     page.says("#kernel-remarks", "1 % in kernels that assume less than full alignment")
     assert ["✓ tensor cores", "float16", "600 ms", "38.7 %"] in rows(page, "#kernel-totals")

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from ampwatch.cli import make_parser
-from ampwatch.cli.run import cut
+from ampwatch.cli.run import split
 from tests.docs.pages import ROOT, blocks, pages, tracked
 
 INSTEAD = {
@@ -189,7 +189,7 @@ def arguments(rest: str) -> list[str]:
 
 def is_parsed(words: list[str]) -> bool:
     """Tell whether the command line takes the words. Nothing is run."""
-    ours, program = cut(words)
+    ours, program = split(words)
     try:
         make_parser().parse_args(ours, argparse.Namespace(program=program))
     except SystemExit as ended:

@@ -8,7 +8,7 @@ import logging
 from contextlib import redirect_stderr, redirect_stdout
 
 from ampwatch.cli import make_parser
-from ampwatch.cli.run import cut
+from ampwatch.cli.run import split
 from ampwatch.errors import AmpwatchError
 from ampwatch.settings import Settings
 
@@ -53,7 +53,7 @@ def one(data: bytes) -> object:
     said = io.StringIO()
     try:
         with redirect_stdout(said), redirect_stderr(said):
-            ours, program = cut(lines)
+            ours, program = split(lines)
             verb = parser().parse_args(ours)
         return settings, len(program or ()), sorted(vars(verb))[:3] == []
     except AmpwatchError as error:

@@ -81,8 +81,8 @@ weight of at most a few hundred."""
 
 
 OF_TWO_SCALERS = (
-    "Scale all losses of one optimizer by the same torch.amp.GradScaler: the one that steps it divides its gradients by"
-    " its own scale, whoever has multiplied them. One scaler is enough for several optimizers."
+    "Scale all losses of one optimizer by the same torch.amp.GradScaler: the one that steps it divides all of its gradients by"
+    " its own scale. One scaler is enough for several optimizers."
 )
 """Advice where another scaler has scaled a part of the losses."""
 

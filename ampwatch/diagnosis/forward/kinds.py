@@ -172,7 +172,8 @@ BACKWARD_NONFINITE_ANY_SCALE = Kind(
     advice=(
         "Keep the argument away from where the derivative is infinite:"
         " torch.sqrt(d.float() ** 2 + 1e-8), torch.linalg.vector_norm(x.float()) + eps. Use torch.where on the"
-        " input and not only on the result, and clamp inside of (-1, 1) before acos, asin and atanh. No loss"
+        " input and not only on the result, and clamp inside of (-1, 1) before acos, asin and atanh. A bound or"
+        " an eps may be rounded away in half precision (in bfloat16 1 - 1e-6 is 1): call .float() before it. No loss"
         " scale fixes it."
     ),
     explained_by=(

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from ampwatch.diagnosis.evidence.iteration import ScalerSettings
@@ -52,6 +52,9 @@ OPTIONS = {
 
 @pytest.mark.rotating
 @settings(max_examples=30)
+@example(
+    [(1, True), (24, True), (3, False), (3, True), (3, False)], {"growth_interval": 1, "scale": 8.0}
+)
 @given(st.lists(STRETCH, min_size=2, max_size=8), st.fixed_dictionaries(OPTIONS))
 def test_no_word_about_a_scale_is_refuted(
     stretches: list[tuple[int, bool]], options: dict[str, object]

@@ -302,9 +302,11 @@ class ScaleDynamics(Detector):
     def _describe_low(self, finding: Finding, iteration: Iteration) -> None:
         """Put the scale as it stands below one, and what is known of the gradients, into the finding."""
         low, scale = self._low, iteration.loss_scale
-        finding.evidence = {"loss_scale": scale, "newest_step": float(iteration.step)}
-        if low.since != finding.first_step:  # it was at 1 or above in between
-            finding.evidence["again_first_step"] = float(low.since)
+        finding.evidence = {
+            "loss_scale": scale,
+            "newest_step": float(iteration.step),
+            **self._again(finding),
+        }
         says = (
             f"The loss scale is below 1 since step {low.since}, {scale_text(scale)} at step"
             f" {iteration.step}: a scale below 1 reduces the loss"
@@ -348,8 +350,14 @@ class ScaleDynamics(Detector):
             "loss_scale": scale,
             "loss_scale_lowest": low.deepest,
             "newest_step": float(iteration.step),
+            **self._again(finding),
             **gone,
         }
+
+    def _again(self, finding: Finding) -> dict[str, float]:
+        """Return since when the scale is below one again, if it was at 1 or above in between."""
+        since = self._low.since
+        return {} if since == finding.first_step else {"again_first_step": float(since)}
 
     def _renew_below_one(self, finding: Finding, iteration: Iteration) -> None:
         """Bring what is reported about a scale below one up to date: the scale has moved."""

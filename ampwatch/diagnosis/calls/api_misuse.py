@@ -15,6 +15,7 @@ from ampwatch.diagnosis.calls.kinds import (
     MIXED_SCALED_BACKWARD,
     SCALE_CHANGED_MID_ACCUMULATION,
     TOO_LARGE,
+    UNSCALED_COMPILED,
     UNSCALED_STEP,
     UNSCALED_TWICE,
 )
@@ -209,17 +210,23 @@ class ApiMisuse(Detector):
         """``optimizer.step()`` was called on gradients of scaled losses."""
         scale = seen.scale if not math.isnan(seen.scale) else self._scale()
         where = f"optimizer:{seen.optimizer}"
+        how = "was stepped directly"
+        more: dict[str, Any] = {}
+        if seen.is_compiled:
+            how = "was stepped in compiled code, and neither scaler.step nor scaler.unscale_ was called,"
+            more["kind_advice"] = UNSCALED_COMPILED
         self._say(
             UNSCALED_STEP,
             where,
             seen.step,
             "optimizer",
-            f"Optimizer {seen.optimizer} was stepped directly at step {seen.step} with the gradients"
+            f"Optimizer {seen.optimizer} {how} at step {seen.step} with the gradients"
             f" of {counted(seen.parameters, 'parameter')} still multiplied by the loss scale of {scale_text(scale)}:"
             f" nothing has divided them by it, and nothing skips a step with infinities",
             source=seen.source,
             evidence={"loss_scale": scale, "parameters": float(seen.parameters)},
             op="step",
+            **more,
         )
 
     @takes(MixedGradients)

@@ -57,6 +57,12 @@ UNSCALED_STEP = Kind(
     ),
 )
 
+UNSCALED_COMPILED = (
+    "Compile the model and not the step: call scaler.step(optimizer) and then scaler.update(). Or call"
+    " scaler.unscale_(optimizer) before the compiled step, and leave the step out where a gradient is not finite."
+)
+"""Advice where the step is compiled."""
+
 UNSCALED_TWICE = (
     "Call scaler.unscale_ once per step, after the last backward, with the object that scaler.step gets and not"
     " with a wrapper of it; and scaler.update() after scaler.step only."

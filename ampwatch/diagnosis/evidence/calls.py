@@ -81,6 +81,7 @@ class ScaledStep(NamedTuple):
         scale: The loss scale, NaN where the host does not know it.
         parameters: Number of parameters with these gradients.
         source: ``file:line`` of the step.
+        is_compiled: Whether the step is inside of compiled code: not seen itself, but weights have moved.
     """
 
     step: int
@@ -88,6 +89,7 @@ class ScaledStep(NamedTuple):
     scale: float
     parameters: int
     source: str
+    is_compiled: bool = False
 
 
 class Mix(Enum):

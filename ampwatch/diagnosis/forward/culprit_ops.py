@@ -160,6 +160,8 @@ class CulpritOps(Detector):
         if found is not None and found.kind is NONFINITE_INPUT and trace.step in self._received:
             found = None
         self._settle(trace, is_named=found is not None)
+        if found is not None and found.origin.is_unseen and self._is_known(trace.step):
+            return
         if found is None:
             if trace.harmful and trace.step > self.explained_at:
                 self._newest = None  # what the model holds fails by itself from there on
@@ -182,6 +184,18 @@ class CulpritOps(Detector):
         finding = _finding(found, trace)
         self._book.make(finding)
         self._attach(finding)
+
+    def _is_known(self, step: int) -> bool:
+        """Count an iteration that only shows that fused code made something, for the op that is known of it.
+
+        Made again eagerly, such an iteration shows more, and so do those before it of the same incident.
+        """
+        made = self._newest
+        if made is None or not 0 <= step - self.explained_at <= INCIDENT_STEPS:
+            return False
+        if step > made.last_step:
+            self._book.again(made, step)
+        return True
 
     def _seen_again(self, made: Finding) -> None:
         if made.count >= RECURS and made.severity is Severity.INFO:

@@ -10,7 +10,8 @@ from ampwatch.wire.records import Severity
 
 ANGLES = (
     "Keep times, positions and rates in float32 until sines are taken of them, and cast what comes of it: no"
-    " .to(dtype) before sin and cos, and no autocast around them."
+    " .to(dtype) before sin and cos, and no autocast around them. With FSDP2 pass"
+    " MixedPrecisionPolicy(cast_forward_inputs=False): it casts what modules are called with."
 )
 """Advice where they are no integers."""
 

@@ -274,7 +274,7 @@ class ReplaySensor(Sensor):
         optimizer, step = event.optimizer, self._context.iteration.step
         self._witnesses.know(optimizer)
         self._inquiry.withheld, self._inquiry.withholds = None, False  # of a step that has raised
-        if self._is_followed or not self._is_listening or self._witnesses.are_finite(optimizer):
+        if self._is_seen or not self._is_listening or self._witnesses.are_finite(optimizer):
             return
         if self._inquiry.is_running or not self._may_replay(step):
             return
@@ -327,18 +327,23 @@ class ReplaySensor(Sensor):
             self._inquiry.ending = None
 
     def _check_loss(self, losses: Sequence[Any]) -> bool:
-        """Keep what the graph of a loss says that is known not to be finite; return whether one is."""
+        """Keep what the graph of a loss says that is known not to be finite; return whether one is, and is to be replayed."""
         # A loop, as in nearly every step there is one loss, and it is finite.
         bad = []
         for loss in losses:
             if _is_known_bad(loss):
                 bad.append(loss)  # noqa: PERF401
         step = self._context.iteration.step
-        if not bad or self._is_followed or not self._is_listening or not self._may_replay(step):
+        if not bad or self._is_seen or not self._is_listening or not self._may_replay(step):
             return False
-        if self._hooked_at != step:
+        if self._hooked_at != step and not self._is_followed:
             self._inquiry.suspect = loss_trace(bad, self._loss_begins_at, step)
         return True
+
+    @property
+    def _is_seen(self) -> bool:
+        """Whether each op of this iteration is followed, and none is fused with others by a compiler."""
+        return self._is_followed and not self._bus.runs_compiled
 
     def _may_replay(self, step: int) -> bool:
         return not self._is_known and self._inquiry.pace.allows(step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from ampwatch.training.private import (
     scale_tensor,
     states_of_optimizers,
     tensor_hooks,
+    version_of,
 )
 from ampwatch.training.sensors.calls.gradient_contents import GradContents, GradientBefore
 from ampwatch.training.sensors.calls.scaled_roots import (
@@ -35,7 +37,7 @@ from ampwatch.training.transfer.readback import is_plain_scalar
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch import Tensor
+    from torch import Tensor, nn
     from torch.optim import Optimizer
 
     from ampwatch.training.hooks import events as on
@@ -54,6 +56,9 @@ a loss may begin to reach the parameters of another optimizer later."""
 MAX_SHAPES = 64
 """Combinations of unscaled losses that are distinguished."""
 
+MIN_MOVES = 2
+"""Times that weights have moved by a step that was not seen, from which on that is reported."""
+
 MAX_SCALES = 256
 """Scales that are remembered; the oldest goes first."""
 
@@ -65,6 +70,9 @@ class GradientUseSensor(Sensor):
     ``FOLLOWED_STEPS`` iterations, and after that only while something is out of the ordinary: a loss that was
     not scaled although others are, a step around the scaler, a backward after ``unscale_``, an
     update that leaves gradients of another optimizer waiting.
+
+    A step in compiled code is not seen. It has been taken where a weight has moved between backward and
+    ``zero_grad()``.
 
     Nothing is reported of a step where the program may have divided gradients itself, which leaves no trace: of
     one after the scale was asked for, in the middle of backward, or by a scaler of the program's own.
@@ -81,6 +89,7 @@ class GradientUseSensor(Sensor):
         self._trained = context.trained
         self._iteration = context.iteration
         self._observe = context.observe
+        self._bus = context.bus
         self._contents = GradContents()
         self._roots = ScaledRoots(self._scaler)
         self._deferred = context.deferred
@@ -94,10 +103,13 @@ class GradientUseSensor(Sensor):
         self._may_be_unscaled = False
         self._direct: set[int] = set()
         self._unscaling: set[int] = set()
+        self._unused: tuple[weakref.ref[Tensor], int] | None = None
+        self._moves = 0
 
     def tensors_swapping(self, _event: on.TensorsSwapping) -> None:
         """Know nothing of the gradients meanwhile, and after."""
         self._contents.clear()
+        self._unused = None
 
     def may_rest(self) -> bool:
         """Whether no gradient is followed, and nothing is out of the ordinary."""
@@ -155,6 +167,9 @@ class GradientUseSensor(Sensor):
     def _backward_ended(self, branches: Sequence[Branch], seen: Sequence[GradientBefore]) -> None:
         self._contents.after(seen, self._roots.reach(branches))
         kinds = {branch.kind for branch in branches}
+        if self._bus.runs_compiled and _is_scaled(frozenset(kinds)):
+            one = next((p for p in self._trained.parameters() if p.grad is not None), None)
+            self._unused = None if one is None else (weakref.ref(one), version_of(one))
         # Nearly all losses are scaled, and finding the user's line walks the stack: the line of a
         # scaled loss matters only after ``unscale_``.
         if PLAIN in kinds or UNSCALED in stages(self._scaler):
@@ -183,6 +198,7 @@ class GradientUseSensor(Sensor):
     def unscaling(self, event: on.Unscaling) -> None:
         """Judge the gradients that the user is about to have unscaled."""
         self._may_be_unscaled = True
+        self._unused = None
         self._judge_known(event.scaler, event.optimizer)
 
     def unscaled(self, event: on.Unscaled) -> None:
@@ -203,6 +219,7 @@ class GradientUseSensor(Sensor):
         """Judge the gradients that the scaler is about to unscale and to step with."""
         # Set before the step: one that raises may have unscaled its gradients already.
         self._may_be_unscaled |= event.scaler is self._scaler
+        self._unused = None
         self._judge_known(event.scaler, event.optimizer)
 
     def _judge_known(self, scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
@@ -354,6 +371,7 @@ class GradientUseSensor(Sensor):
 
     def optimizer_stepped(self, event: on.OptimizerStepped) -> None:
         """Judge the gradients of a step that the scaler did not call."""
+        self._unused = None
         optimizer = event.optimizer
         index = self._registry.index_of(optimizer)
         if event.by_scaler or index is None or is_traced():
@@ -387,10 +405,38 @@ class GradientUseSensor(Sensor):
         self._contents.forget(parameters_of(optimizer))
 
     def zeroed(self, event: on.Zeroed) -> None:
-        """Take note that gradients were set to zero or to ``None``."""
+        """Take note that gradients were set to zero or to ``None``; has compiled code stepped with them before?"""
+        if self._unused is not None:
+            self._judge_unseen(event.owner)
         # While no gradient is followed, its content is not asked for.
         if self._waits or self._follows or self._contents.known:
             self._contents.set(parameters_of(event.owner), frozenset())
+
+    def _judge_unseen(self, owner: Optimizer | nn.Module) -> None:
+        """Report a step that was not seen, with the gradients of scaled losses as backward has left them."""
+        unused, self._unused = self._unused, None
+        if unused is None:
+            return
+        one, version = unused[0](), unused[1]
+        # A hook of the program may have divided, as may whoever has asked for the scale.
+        if one is None or version_of(one) == version or _has_hook(one) or self._roots.asked:
+            return
+        self._moves += 1
+        owners = [owner, *(optimizer for _, optimizer in self._registry.known())]
+        optimizer = next((o for o in owners if isinstance(o, torch.optim.Optimizer)), None)
+        if self._moves < MIN_MOVES or optimizer is None:
+            return
+        self._follow()
+        self._observe(
+            ScaledStep(
+                self._iteration.step,
+                self._registry.admit(optimizer),
+                scale_on_host(self._scaler),
+                len(list(parameters_of(optimizer))),
+                "",
+                is_compiled=True,
+            )
+        )
 
     def clipping_by_norm(self, event: on.ClippingByNorm) -> None:
         """Take note that gradients are about to be changed by an operation in place."""

@@ -79,7 +79,7 @@ WRONG_ANGLE = 0.5
 """Error of an angle from which on its sine is another one: it differs by up to half of its amplitude."""
 
 MAX_OPS = 6
-"""Ops from the cast of times to a sine of them."""
+"""Ops from the cast of numbers to a sine of them."""
 
 ROUNDED_SHARE = 0.25
 """Share of the elements of an integer dtype that must be rounded, where none become equal."""
@@ -105,7 +105,7 @@ class _Held(NamedTuple):
 
 
 class _Angle(NamedTuple):
-    """What was made of a cast of one number for each sample, as its time is."""
+    """What was made of a cast of numbers that may become angles: times, coordinates, positions by their rates."""
 
     result: _Result
     num_ops: int  # ops from the cast to it
@@ -176,7 +176,7 @@ class LossyCasts(RoundingSensor):
             handler(call, place)
 
     def _forget(self) -> None:
-        """Forget the casts of times: what has become no angle by now is none."""
+        """Forget the casts of numbers: what has become no angle by now is none."""
         for signature in {angle.signature for angle in self._angles}:
             self._vain.add(signature)
         self._angles.clear()
@@ -291,20 +291,20 @@ class LossyCasts(RoundingSensor):
         out: torch.Tensor,
         signature: Hashable,
     ) -> bool:
-        """Whether floats are seen to be no integers; one number for each sample may be its time."""
+        """Whether floats are seen to be no integers; angles may be made of those that need no gradient."""
         # In host memory reading is no sync, so most casts are rejected here, before any sort.
         first = thinned(source.detach(), FIRST_SAMPLED)
         is_read = first.device.type == "cpu"
         is_other = is_read and not all(map(float.is_integer, first.tolist()))
-        is_row = source.numel() == max(source.shape) <= MAX_COMPARED and source.shape == out.shape
-        may_be_times = is_row and out.dtype in HALF and not source.requires_grad
-        if may_be_times and len(self._angles) < MAX_HELD and (is_other or not is_read):
-            self._hold_times(call, place, source, out, signature)
+        is_whole = source.numel() <= MAX_COMPARED and source.shape == out.shape
+        may_be_angles = is_whole and out.dtype in HALF and not source.requires_grad
+        if may_be_angles and len(self._angles) < MAX_HELD and (is_other or not is_read):
+            self._hold_numbers(call, place, source, out, signature)
         elif is_other:
             self._vain.add(signature)
         return is_other
 
-    def _hold_times(
+    def _hold_numbers(
         self,
         call: OpCall,
         place: OpPlace,
@@ -327,7 +327,7 @@ class LossyCasts(RoundingSensor):
         self._angles.append(_Angle(_Result.of(out), 0, cast, read, signature))
 
     def _follow_angles(self, call: OpCall) -> None:
-        """Follow what is made of the times of a batch, up to a sine or a cosine."""
+        """Follow what is made of the numbers that were cast, up to a sine or a cosine."""
         self._angles = [angle for angle in self._angles if not angle.result.storage.expired()]
         tensors = tensors_among(call.args)
         addresses = {_address(tensor) for tensor in tensors if is_plain(tensor)}

@@ -1,4 +1,4 @@
-"""Steps around the scaler on scaled gradients, and those before which the program might have divided them unseen."""
+"""Steps around the scaler on scaled gradients, compiled ones too, and those before which the program might have divided them."""
 
 from __future__ import annotations
 
@@ -45,6 +45,28 @@ def by_the_scaler(scaler: Any, optimizer: Any) -> None:
     scaler.update()
 
 
+@torch.compile(backend="eager")
+def compiled(optimizer: Any) -> None:
+    optimizer.step()
+
+
+def in_compiled_code(_scaler: Any, optimizer: Any) -> None:
+    compiled(optimizer)
+
+
+def compiled_after_unscale(scaler: Any, optimizer: Any) -> None:
+    scaler.unscale_(optimizer)
+    compiled(optimizer)
+    scaler.update()
+
+
+def compiled_after_a_question(scaler: Any, optimizer: Any) -> None:
+    scale = scaler.get_scale()
+    for parameter in optimizer.param_groups[0]["params"]:
+        parameter.grad.data.mul_(1.0 / scale)
+    compiled(optimizer)
+
+
 def divided(gradient: torch.Tensor) -> torch.Tensor:
     return gradient / SCALE
 
@@ -77,3 +99,49 @@ def test_a_step_is_reported_where_nothing_can_have_divided(
         assert not any(guard.off for guard in watch._session.bus.guards)
 
     assert ("unscaled_step" in {f.kind for f in watch.findings}) is is_wrong
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.filterwarnings(
+    "ignore:.*script_method:DeprecationWarning"
+)  # what the compiler imports
+@pytest.mark.parametrize(
+    ("end", "hook", "is_wrong"),
+    [
+        (in_compiled_code, None, True),
+        (in_compiled_code, divided, False),
+        (compiled_after_a_question, None, False),
+        (compiled_after_unscale, None, False),
+        (by_the_scaler, None, False),
+    ],
+)
+def test_a_step_in_compiled_code_is_reported_by_the_weights_that_have_moved(
+    end: Callable[..., None], hook: Any, *, is_wrong: bool
+) -> None:
+    """Weights follow an independent run on gradients that nothing has divided."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+    for parameter in model.parameters() if hook else ():
+        parameter.register_hook(hook)
+    with ampwatch.monitor(model, scaler, optimizer=optimizer, serve=False) as watch:
+        for _ in range(5):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.randn(16, 8)).square().mean()).backward()
+            before, gradient = model.weight.detach().clone(), model.weight.grad.clone()
+            end(scaler, optimizer)
+            is_undivided = torch.allclose(before - 1e-5 * gradient, model.weight)
+        assert not any(guard.off for guard in watch._session.bus.guards)
+
+    found = [f for f in watch.findings if f.kind == "unscaled_step"]
+    assert bool(found) is is_wrong
+    assert is_undivided is (is_wrong or bool(hook))
+    if is_wrong:
+        assert (found[0].where, found[0].op, found[0].evidence["loss_scale"]) == (
+            "optimizer:0",
+            "step",
+            SCALE,
+        )
+        assert found[0].advice.startswith("Compile the model and not the step")

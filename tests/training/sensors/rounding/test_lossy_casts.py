@@ -191,19 +191,24 @@ def test_what_is_cast_outside_and_dropped_is_nobodys_business(listening: Listeni
 
 def _embedded(times: torch.Tensor, *, wide: bool = False) -> torch.Tensor:
     rates = torch.exp(-torch.arange(0, 16) / 16 * 9.0)
-    angles = times[:, None].to(torch.float64 if wide else times.dtype) * rates.to(times.dtype)
+    angles = times[..., None].to(torch.float64 if wide else times.dtype) * rates.to(times.dtype)
     return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
+@pytest.mark.parametrize("shape", [(32,), (4, 8)])
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("dtype", HALF)
 def test_times_that_were_rounded_count_where_sines_are_taken_of_them(
     listening: Listening,
     dtype: torch.dtype,
     wide: bool,  # noqa: FBT001
+    shape: tuple[int, ...],
 ) -> None:
-    """Once, by how wrong the angle is, which is what the rounding has changed at a rate of one."""
-    times = torch.linspace(1.3, 7919.7, 32)
+    """Once, by how wrong the angle is, which is what the rounding has changed at a rate of one.
+
+    Numbers of a batch, of points, or of positions by their rates.
+    """
+    times = torch.linspace(1.3, 7919.7, 32).reshape(shape)
     listening.place = OUTSIDE
     with listening:
         rounded = times.to(dtype)
@@ -222,7 +227,6 @@ def test_times_that_were_rounded_count_where_sines_are_taken_of_them(
     [
         torch.linspace(0.0, 1.0, 32),  # not magnified
         torch.linspace(0.0, 1000.0, 32, dtype=torch.float64).to(torch.bfloat16).float(),
-        torch.linspace(0.0, 1e3, 64).reshape(2, 32),  # no number for each sample
         torch.full((32,), float("inf")),
     ],
 )

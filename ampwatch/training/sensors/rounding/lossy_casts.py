@@ -81,6 +81,9 @@ WRONG_ANGLE = 0.5
 MAX_OPS = 6
 """Ops from the cast of numbers to a sine of them."""
 
+MAX_FOLLOWED = 64
+"""Ops after the last cast of numbers in which a sine of them is looked for: angles are made right after."""
+
 ROUNDED_SHARE = 0.25
 """Share of the elements of an integer dtype that must be rounded, where none become equal."""
 
@@ -133,6 +136,7 @@ class LossyCasts(RoundingSensor):
         self._vain = VainChecks()
         self._held: list[_Held] = []
         self._angles: list[_Angle] = []
+        self._num_followed = 0
         self._few: dict[Hashable, set[float]] = {}
         self._handlers: dict[str, Callable[[OpCall, OpPlace], None]] = {
             **dict.fromkeys(CASTS, self._cast),
@@ -325,9 +329,14 @@ class LossyCasts(RoundingSensor):
         )
         read = torch.stack([lost / largest, largest])
         self._angles.append(_Angle(_Result.of(out), 0, cast, read, signature))
+        self._num_followed = 0
 
     def _follow_angles(self, call: OpCall) -> None:
         """Follow what is made of the numbers that were cast, up to a sine or a cosine."""
+        self._num_followed += 1
+        if self._num_followed > MAX_FOLLOWED:
+            self._forget()
+            return
         self._angles = [angle for angle in self._angles if not angle.result.storage.expired()]
         tensors = tensors_among(call.args)
         addresses = {_address(tensor) for tensor in tensors if is_plain(tensor)}

@@ -130,7 +130,7 @@ def test_the_help_of_the_daemon_lists_all_that_it_serves(
     listed = set(
         re.findall(r"(?<!\S)/[\w./]*(?=[\s,])", capsys.readouterr().out.split("options:")[0])
     )
-    nowhere = Site(Fleet(Settings()), {}).answer(Request("/nowhere", {}, "", "", ""))
+    nowhere = Site(Fleet(Settings())).answer(Request("/nowhere", {}, "", "", ""))
     served = nowhere.body.decode().partition("serves ")[2].rstrip(".\n").split(", ")
     assert listed == {path for path in served if not path.startswith("/static/")}
 

@@ -63,7 +63,7 @@ def test_every_question_of_the_docs_has_the_answer_of_the_page(tmp_path: Path) -
     """Parsed by a real Prometheus, over an hour of a made-up fleet."""
     fleet = made_up_fleet()
     rank = next(r for r in fleet.ranks() if (r.run, r.identity.rank) == ("gpt", 0))
-    body, _ = PrometheusExporter(fleet, {}).render()
+    body, _ = PrometheusExporter(fleet).render()
 
     with prometheus(tmp_path, "", history(body.decode(), time.time())) as server:
         answers = [

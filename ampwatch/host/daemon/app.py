@@ -125,7 +125,6 @@ class Daemon:
         if options.web_config_file:
             web = web_config.load(options.web_config_file)
         self.fleet = Fleet(settings, clock)
-        self._passes: dict[str, CollectorPass] = {}
         directory = runtime_directory(settings.runtime_dir)
         self._mark = directory / DAEMON_READ
         self._watcher = RingWatcher(
@@ -141,10 +140,9 @@ class Daemon:
         # The daemon of one user finds the rings of that user alone, whose all names are then.
         if options.machine:
             self.fleet.owners.keep_in(directory)
-        self._gpus = gpu_collector(self.fleet, self._passes, settings)
+        self._gpus = gpu_collector(self.fleet, settings)
         site = Site(
             self.fleet,
-            self._passes,
             machine=options.machine,
             external_address=options.external_address,
             is_stuck=self._is_stuck,
@@ -159,9 +157,7 @@ class Daemon:
             machine = socket.gethostname()
             instance = options.external_address or f"{machine}:{self._server.server_port}"
             try:
-                self._pusher = open_pusher(
-                    self.fleet, self._passes, options.otlp, instance, machine
-                )
+                self._pusher = open_pusher(self.fleet, options.otlp, instance, machine)
             except DaemonError:
                 self._server.server_close()
                 raise
@@ -277,7 +273,7 @@ class Daemon:
         self._polled_at = time.monotonic()
         # A scrape reads the passes under this lock, from a thread of the server.
         with self.fleet.lock:
-            self._passes["rings"] = CollectorPass(success, self._polled_at - started)
+            self.fleet.passes["rings"] = CollectorPass(success, self._polled_at - started)
         if self._polled_at - self._marked_at > MARK_SECONDS:
             self._mark_read()
             self._announce()

@@ -59,8 +59,7 @@ class Pusher:
     """Sends at every interval, from a thread of its own.
 
     Args:
-        fleet: Its lock guards ``passes``.
-        passes: Where it is noted how a push of the first outlet went.
+        fleet: Where it is noted how a push of the first outlet went.
         outlets: What sends, one after the other until one of them fails.
         interval_seconds: Time between the beginnings of two pushes. Unit: s.
         clock: A clock that never goes back. Unit: s.
@@ -69,13 +68,11 @@ class Pusher:
     def __init__(
         self,
         fleet: Fleet,
-        passes: dict[str, CollectorPass],
         outlets: Sequence[Outlet],
         interval_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fleet = fleet
-        self._passes = passes
         self._outlets = outlets
         self._interval_seconds = interval_seconds
         self._clock = clock
@@ -106,7 +103,7 @@ class Pusher:
         metrics, *others = self._outlets
         is_sent = self._push(metrics)
         with self._fleet.lock:
-            self._passes[NAME] = CollectorPass(is_sent, self._clock() - begin)
+            self._fleet.passes[NAME] = CollectorPass(is_sent, self._clock() - begin)
         # Events have no pass of their own: a receiver that takes metrics alone is none that fails.
         if is_sent:
             for outlet in others:
@@ -194,14 +191,11 @@ class Outlet:
         self._logger.removeFilter(self._reasons)
 
 
-def open_pusher(
-    fleet: Fleet, passes: dict[str, CollectorPass], url: str, instance: str, host: str
-) -> Pusher:
+def open_pusher(fleet: Fleet, url: str, instance: str, host: str) -> Pusher:
     """Return what pushes the metrics and findings of ``fleet``, not yet started.
 
     Args:
         fleet: What is exported.
-        passes: The newest pass of each of the daemon's collectors, by name.
         url: Base address of the receiver; empty for what the standard variables say.
         instance: ``host:port`` of this daemon.
         host: Name of this machine.
@@ -220,7 +214,7 @@ def open_pusher(
         msg = f"`--otlp`: expected the packages of OpenTelemetry, found no {error.name!r}; pip install 'ampwatch[otlp]'"
         raise DaemonError(msg) from error
     sender = otlp.resource(instance, host)
-    snapshots = otlp.Snapshots(fleet, passes, sender, time.time_ns)
+    snapshots = otlp.Snapshots(fleet, sender, time.time_ns)
     events = otlp.FindingEvents(fleet, sender, time.time_ns)
     try:
         exporter = for_metrics(endpoint, max_export_batch_size=MAX_POINTS)
@@ -232,7 +226,7 @@ def open_pusher(
         # A certificate that cannot be read, a compression that is none.
         msg = f"`--otlp`: expected variables OTEL_EXPORTER_OTLP_* that can be used, got {error}"
         raise DaemonError(msg) from error
-    return Pusher(fleet, passes, outlets, interval_seconds)
+    return Pusher(fleet, outlets, interval_seconds)
 
 
 def endpoint_of(url: str, environment: Mapping[str, str]) -> str:

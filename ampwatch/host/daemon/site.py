@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
     from ampwatch.host.fleet import Fleet
-    from ampwatch.host.fleet.fleet import CollectorPass
 
 SERVICE = "ampwatch"
 
@@ -140,7 +139,6 @@ class Site:
 
     Args:
         fleet: What is shown.
-        passes: The newest pass of each of the daemon's collectors, by name.
         machine: The daemon reads every user's rings.
         external_address: ``host:port`` for ``/sd``; where the client came to if empty.
         is_stuck: Returns whether the daemon has stopped reading rings.
@@ -156,7 +154,6 @@ class Site:
     def __init__(
         self,
         fleet: Fleet,
-        passes: Mapping[str, CollectorPass],
         *,
         machine: bool = False,
         external_address: str = "",
@@ -167,7 +164,7 @@ class Site:
     ) -> None:
         self.scope = "machine" if machine else "user"
         self._fleet = fleet
-        self._exporter = PrometheusExporter(fleet, passes)
+        self._exporter = PrometheusExporter(fleet)
         self._ended = ended or EndedRuns(fleet, "", refusal=lambda: NO_REPORTS)
         self._feed = Feed(fleet, lists_ended=lambda: not self._ended.refusal())
         self._broadcast = Broadcast(self._feed)

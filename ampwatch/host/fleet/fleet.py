@@ -70,6 +70,7 @@ class Fleet:
     Attributes:
         lock: Guards the fleet and every view in it; re-entrant.
         problems: Why a ring cannot be read, by its path.
+        passes: The newest pass of each of the daemon's collectors, by name.
         gpus: The GPUs of this machine.
         owners: Whose the names of runs are.
         settings: As the argument.
@@ -84,6 +85,7 @@ class Fleet:
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.time) -> None:
         self.lock = threading.RLock()
         self.problems: dict[str, str] = {}
+        self.passes: dict[str, CollectorPass] = {}
         self.gpus = Gpus()
         self.owners = NameOwners()
         self.priority = Priority()

@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from ampwatch.state.text import encodable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ampwatch.host.fleet import Fleet, RankView
-    from ampwatch.host.fleet.fleet import CollectorPass
     from ampwatch.host.fleet.gpus import Gpu
 
     Walk = Callable[["ScrapeState"], Iterable[tuple[tuple[str, ...], Any]]]
@@ -64,16 +61,14 @@ class ScrapeState:
 
     Attributes:
         fleet: The fleet.
-        passes: The newest pass of each of the daemon's collectors, by name.
         ranks: The ranks that are exported, each with its values of ``run`` and ``rank``.
         gpus: The GPUs, each with its values of ``gpu`` and ``uuid``.
     """
 
-    __slots__ = ("_members", "fleet", "gpus", "passes", "ranks")
+    __slots__ = ("_members", "fleet", "gpus", "ranks")
 
-    def __init__(self, fleet: Fleet, passes: Mapping[str, CollectorPass]) -> None:
+    def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self.passes = passes
         self.ranks: list[tuple[tuple[str, ...], RankView]] = [
             ((rank.run, str(rank.identity.rank)), rank) for rank in fleet.exported()
         ]

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ampwatch.host.fleet import Fleet
-    from ampwatch.host.fleet.fleet import CollectorPass
     from ampwatch.host.fleet.histogram import Distribution
     from ampwatch.host.metrics.metric import Metric
     from ampwatch.wire.records import Finding
@@ -82,7 +81,6 @@ class Snapshots:
 
     Args:
         fleet: What is exported.
-        passes: The newest pass of each of the daemon's collectors, by name; guarded by ``fleet.lock``.
         resource: Says which daemon sends.
         clock_ns: Unix time. Unit: ns.
 
@@ -90,15 +88,8 @@ class Snapshots:
         Holds ``fleet.lock`` while the samples are made, as a scrape does: 0.15 ms per 100 series.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        passes: Mapping[str, CollectorPass],
-        resource: Resource,
-        clock_ns: Callable[[], int],
-    ) -> None:
+    def __init__(self, fleet: Fleet, resource: Resource, clock_ns: Callable[[], int]) -> None:
         self._fleet = fleet
-        self._passes = passes
         self._resource = resource
         self._clock_ns = clock_ns
         self._scope = InstrumentationScope("ampwatch", __version__)
@@ -107,7 +98,7 @@ class Snapshots:
     def take(self) -> MetricsData:
         """Return all metrics that have samples, all of one instant."""
         with self._fleet.lock:
-            state = ScrapeState(self._fleet, self._passes)
+            state = ScrapeState(self._fleet)
             now_ns = self._clock_ns()
             began = {values: rank.identity.started_ns for values, rank in state.ranks}
             found = [(metric, list(metric.reader.samples(state))) for metric in CATALOG]

@@ -152,7 +152,7 @@ RUN: tuple[Metric, ...] = (
 
 
 def _passes(state: ScrapeState) -> Iterator[tuple[tuple[str, ...], CollectorPass]]:
-    for name, done in state.passes.items():
+    for name, done in state.fleet.passes.items():
         yield (name,), done
 
 

@@ -112,8 +112,8 @@ class TestFailures:
         self, url: str, monkeypatch: pytest.MonkeyPatch, timeout_seconds: str = "60"
     ) -> tuple[Pusher, dict[str, CollectorPass]]:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", timeout_seconds)
-        passes: dict[str, CollectorPass] = {}
-        return open_pusher(made_up_fleet(), passes, url, "node1:1", "node1"), passes
+        fleet = made_up_fleet()
+        return open_pusher(fleet, url, "node1:1", "node1"), fleet.passes
 
     def test_a_receiver_that_is_away_costs_one_line_and_is_tried_again(
         self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -183,7 +183,7 @@ class TestFailures:
                 pass
 
         outlet = Broken()
-        pusher = Pusher(Fleet(Settings()), {}, [outlet], 0.01)
+        pusher = Pusher(Fleet(Settings()), [outlet], 0.01)
         pusher.start()
         eventually(lambda: outlet.sent > 3, "more tries")
         pusher.stop()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ampwatch.host.metrics.metric import Metric
 from ampwatch.host.metrics.scopes import (
@@ -27,26 +27,16 @@ if TYPE_CHECKING:
     from ampwatch.host.fleet.ranges import Recommendation
     from ampwatch.host.metrics.scopes import Table
     from ampwatch.numerics.block_casts import BlockOutcome
-    from ampwatch.wire.records import RangeRecord, SamplingRecord
-
-
-def _nonfinite(totals: SamplingRecord | None) -> Table:
-    yield ("nan",), 0 if totals is None else totals.gradient_nans
-    yield ("inf",), 0 if totals is None else totals.gradient_infs
+    from ampwatch.wire.records import RangeRecord
 
 
 _NEEDS = NewestRecord(lambda rank: rank.ranges.recommendation)
 
 
-def _scale(recommendation: Recommendation, end: Literal["low", "high"]) -> float | None:
-    """Return one end of the window of loss scales, as a scale."""
-    window = recommendation.window
-    exponent = window.low if end == "low" else window.high
-    return None if exponent is None else _power_of_two(exponent)
-
-
-def _power_of_two(exponent: int) -> float | None:
+def _power_of_two(exponent: int | None) -> float | None:
     """Return ``2**exponent``; ``None`` beyond what a sample can say, which no real scale is."""
+    if exponent is None:
+        return None
     try:
         # Too large a one raises, too small a one comes out as 0, which would read as a scale.
         return math.ldexp(1.0, exponent) or None
@@ -73,7 +63,9 @@ GRADIENTS: tuple[Metric, ...] = (
     Metric(
         "ampwatch_gradient_nonfinite_elements_total",
         "Gradient elements measured that are NaN or infinite.",
-        TOTALS.or_none.by("kind", read=_nonfinite),
+        TOTALS.counts(
+            "kind", ("nan", "inf"), lambda totals: (totals.gradient_nans, totals.gradient_infs)
+        ),
     ),
     Metric(
         "ampwatch_gradient_magnitude",
@@ -89,12 +81,12 @@ GRADIENTS: tuple[Metric, ...] = (
     Metric(
         "ampwatch_loss_scale_window_low",
         "Smallest power of two as loss scale that flushes at most a thousandth of the newest gradients to zero in the autocast dtype, or in that of a model in float16 or bfloat16 as a whole. Gradients that were flushed count as they were before; absent where that is not known.",
-        _NEEDS.one(lambda needs: _scale(needs, "low")),
+        _NEEDS.one(lambda needs: _power_of_two(needs.window.low)),
     ),
     Metric(
         "ampwatch_loss_scale_window_high",
         "Largest power of two as loss scale at which none of the newest gradients overflows that dtype; if it is below ampwatch_loss_scale_window_low, no scale fits all.",
-        _NEEDS.one(lambda needs: _scale(needs, "high")),
+        _NEEDS.one(lambda needs: _power_of_two(needs.window.high)),
     ),
     Metric(
         "ampwatch_gradient_format_fit",

@@ -149,24 +149,15 @@ KERNELS: tuple[Metric, ...] = (
     Metric(
         "ampwatch_profiler_windows_skipped_total",
         "Profiler windows that were due and not opened.",
-        WINDOW.or_none.by(
-            "reason",
-            read=lambda window: each(
-                {why.label: 0 if window is None else window.skipped[why] for why in WindowSkip}
-            ),
-        ),
+        WINDOW.counts("reason", [why.label for why in WindowSkip], lambda window: window.skipped),
     ),
     Metric(
         "ampwatch_profiler_seconds_total",
         "Time that profiler windows have cost the training.",
-        WINDOW.or_none.by(
+        WINDOW.counts(
             "part",
-            read=lambda window: each(
-                {
-                    name: 0 if window is None else read_ns(window) / 1e9
-                    for name, read_ns in PROFILER_PARTS.items()
-                }
-            ),
+            PROFILER_PARTS,
+            lambda window: (read_ns(window) / 1e9 for read_ns in PROFILER_PARTS.values()),
         ),
     ),
     Metric(

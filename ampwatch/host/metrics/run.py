@@ -31,7 +31,7 @@ from ampwatch.wire.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from ampwatch.host.fleet import RankView
     from ampwatch.host.fleet.fleet import CollectorPass
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
         MemoryRecord,
         PlaceMemory,
         RunIdentity,
-        SamplingRecord,
     )
 
 
@@ -96,9 +95,8 @@ def _sensor_errors(rank: RankView) -> Table:
     yield from each(errors)
 
 
-def _of_checksum(read: Callable[[ChecksumRecord], float]) -> Reader:
-    """Return the reader of a value of the check of weights that is exported now."""
-    return PER_RANK.one(lambda rank: None if rank.checksum is None else read(rank.checksum))
+_CHECKSUM: NewestRecord[ChecksumRecord] = NewestRecord(lambda rank: rank.checksum)
+"""The check of weights that is exported now."""
 
 
 RUN: tuple[Metric, ...] = (
@@ -121,12 +119,12 @@ RUN: tuple[Metric, ...] = (
     Metric(
         "ampwatch_replica_checksum",
         "Digest, below 2^48, of a part of the weights at the end of iteration ampwatch_replica_checksum_step and of the next: equal on ranks that train in lockstep. Kept for 240 s or more, so that all scrapes see the same check. Absent with a single rank or sharded weights.",
-        _of_checksum(lambda check: check.checksum),
+        _CHECKSUM.one(lambda check: check.checksum),
     ),
     Metric(
         "ampwatch_replica_checksum_step",
         "Iteration of ampwatch_replica_checksum: compare equal iterations only.",
-        _of_checksum(lambda check: check.step),
+        _CHECKSUM.one(lambda check: check.step),
     ),
     Metric(
         "ampwatch_memory_bytes",
@@ -151,17 +149,14 @@ RUN: tuple[Metric, ...] = (
 )
 
 
-def _passes(state: ScrapeState) -> Iterator[tuple[tuple[str, ...], CollectorPass]]:
-    for name, done in state.fleet.passes.items():
-        yield (name,), done
-
-
 def _page(state: ScrapeState) -> Table:
     url = state.fleet.settings.external_url
     return [((url,), 1)] if url else []
 
 
-_PER_COLLECTOR: Scope[CollectorPass] = Scope(("collector",), _passes)
+_PER_COLLECTOR: Scope[CollectorPass] = Scope(
+    ("collector",), lambda state: [((name,), done) for name, done in state.fleet.passes.items()]
+)
 
 
 DAEMON: tuple[Metric, ...] = (
@@ -291,11 +286,6 @@ _TOPICS = [(topic, (topic.label,)) for topic in Topic]
 """Every topic with the values of its label."""
 
 
-def _samples(totals: SamplingRecord | None) -> Table:
-    for topic, values in _TOPICS:
-        yield values, 0 if totals is None else totals.samples[topic]
-
-
 def _newest_samples(rank: RankView) -> Table:
     for topic, values in _TOPICS:
         time_ns = rank.ranges.sampled_ns(topic)
@@ -321,7 +311,7 @@ SAMPLING: tuple[Metric, ...] = (
     Metric(
         "ampwatch_samples_total",
         "Iterations in which tensors were measured, by topic.",
-        TOTALS.or_none.by("topic", read=_samples),
+        TOTALS.counts("topic", [topic.label for topic in Topic], lambda totals: totals.samples),
     ),
     Metric(
         "ampwatch_last_sample_timestamp_seconds",

@@ -7,6 +7,7 @@ its sample is absent.
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ampwatch.host.metrics.metric import Exemplified, Metric, Reader
@@ -79,7 +80,12 @@ class Scope(Generic[T]):
         Args:
             read: Returns the value; ``None`` if it is not known.
         """
-        return self.by(read=lambda member: _table(read(member)))
+
+        def table(member: T) -> Table:
+            value = read(member)
+            return () if value is None else (((), value),)
+
+        return self.by(read=table)
 
     def by(self, *labels: str, read: Callable[[T], Table]) -> Reader:
         """Return a reader of several values per member, under further labels.
@@ -90,11 +96,6 @@ class Scope(Generic[T]):
                 two have the same label values: Prometheus refuses a scrape in which they have.
         """
         return Reader((*self.labels, *labels), self._walk, read)
-
-
-def _table(value: Value | None) -> Table:
-    """Return the table of a single value; an empty one if it is not known."""
-    return () if value is None else (((), value),)
 
 
 def part(find: Callable[[RankView], T]) -> Scope[T]:
@@ -130,6 +131,17 @@ class NewestRecord(Generic[T]):
         needs a sample before.
         """
         return self.or_none.one(lambda record: 0 if record is None else read(record))
+
+    def counts(
+        self, label: str, values: Iterable[str], read: Callable[[T], Iterable[float]]
+    ) -> Reader:
+        """Return a reader of such a count for each of ``values``, in whose order they are read."""
+
+        def table(record: T | None) -> Table:
+            found = repeat(0.0) if record is None else read(record)
+            return [((value,), number) for value, number in zip(values, found, strict=False)]
+
+        return self.or_none.by(label, read=table)
 
     def one(self, read: Callable[[T], float | None]) -> Reader:
         """Return a reader of a value per rank that is absent before the first record."""

@@ -56,7 +56,6 @@ class Access:
 
     Args:
         scope: ``user`` or ``machine``: whose runs the daemon shows.
-        readers: The setting.
         directory: The runtime directory, where the token is.
 
     Raises:
@@ -73,11 +72,7 @@ class Access:
         self._token = ensure_token(directory) if is_needed else ""
 
     def wants_token(self, *, asks_who: bool) -> bool:
-        """Return whether readers need the token.
-
-        Args:
-            asks_who: The web-config asks for a password or a certificate.
-        """
+        """Return whether readers need the token."""
         return self._always or (self._else_who and not asks_who)
 
     def refusal(

@@ -102,15 +102,10 @@ class Daemon:
     """A daemon that listens already; ``run`` serves.
 
     Args:
-        settings: The checked settings.
-        options: Wishes that are no settings.
         clock: Unix time. Unit: s.
 
     Raises:
         DaemonError: If it cannot listen, or cannot honour a wish.
-
-    Attributes:
-        fleet: What it knows.
     """
 
     def __init__(

@@ -33,12 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class Asset:
-    """Something to serve that never changes, made when it is first asked for.
-
-    Args:
-        make: Returns the content.
-        content_type: Its media type.
-    """
+    """Something to serve that never changes, made when it is first asked for."""
 
     def __init__(self, make: Callable[[], bytes], content_type: str) -> None:
         self.content_type = content_type

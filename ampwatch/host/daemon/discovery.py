@@ -165,7 +165,6 @@ class MachineDirectories:
     one goes on from there; directories that are known do not wait for that.
 
     Args:
-        runtime_dir: The setting ``runtime_dir``.
         clock: Monotonic time. Unit: s.
     """
 
@@ -197,9 +196,6 @@ class MachineDirectories:
 
 def check_may_tidy_all(status: Path = Path("/proc/self/status")) -> None:
     """Check that this process may read the private files of every user, and remove them.
-
-    Args:
-        status: The file in which the kernel lists the capabilities of the process.
 
     Raises:
         DaemonError: If it may not.

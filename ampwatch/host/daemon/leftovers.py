@@ -47,12 +47,7 @@ def find_leftovers(
     run: str | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Leftovers:
-    """Read the rings and the reports of this user on this machine.
-
-    Args:
-        settings: Where they are.
-        run: Name of the run; of all runs if ``None``.
-        clock: Unix time. Unit: s.
+    """Read the rings and the reports of this user on this machine, of one run or of all.
 
     Cost:
         0.1 s for each ring and some ms for each report.
@@ -127,13 +122,7 @@ def jobs(boxes: Iterable[Box]) -> list[list[Box]]:
 
 
 def is_silent(box: Box, now: float, stale_seconds: float) -> bool:
-    """Return whether the newest step is long enough ago that the process may hang.
-
-    Args:
-        box: A process that is alive.
-        now: Unix time. Unit: s.
-        stale_seconds: The setting.
-    """
+    """Return whether a process that is alive may hang, as its newest step is long before Unix time ``now`` in s."""
     silence = now - box.last_ns / 1e9
     known = [s.duration_s for s in box.steps[-32:] if s.duration_s > 0]
     usual = statistics.median(known) if known else 0.0

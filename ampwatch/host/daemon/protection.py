@@ -136,7 +136,6 @@ class TokenBucket:
     """Allows a request an interval, and bursts, over all clients.
 
     Args:
-        limit: How often.
         clock: Monotonic time. Unit: s.
     """
 
@@ -185,10 +184,7 @@ class Protection:
         self._use(web, None)
 
     def refresh(self, *, force: bool = False) -> None:
-        """Read the files again if they have changed.
-
-        Args:
-            force: Read them in any case.
+        """Read the files again if they have changed, with ``force`` in any case.
 
         Cost:
             A ``stat`` of each file: some microseconds.

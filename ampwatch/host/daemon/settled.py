@@ -37,7 +37,6 @@ class Settled:
     """A file that is not read any more.
 
     Attributes:
-        signature: The file.
         remove_after: Unix time from which it is removed. Unit: s.
         problem: Why it cannot be read or removed, if so.
         was_read: It was a ring.

@@ -83,11 +83,8 @@ class Request:
 
     Attributes:
         path: Without the query.
-        query: Values by name.
-        accept: The ``Accept`` header.
         known_etag: The ``If-None-Match`` header.
         address: ``host:port`` that the client reached the daemon by.
-        takes_gzip: The client takes a body that is gzipped.
     """
 
     path: str
@@ -104,10 +101,6 @@ class Response:
 
     Attributes:
         body: The content, gzipped if ``packed``.
-        content_type: Its media type.
-        status: Status code.
-        headers: Further headers.
-        packed: The body is gzipped already.
         stream: Instead of a body, chunks that go on until the client leaves. To be closed.
         lane: The kind of answer that each of these chunks is.
         pause_seconds: Time between two chunks.
@@ -138,11 +131,8 @@ class Site:
     """The routes.
 
     Args:
-        fleet: What is shown.
-        machine: The daemon reads every user's rings.
         external_address: ``host:port`` for ``/sd``; where the client came to if empty.
         is_stuck: Returns whether the daemon has stopped reading rings.
-        https: The connections are TLS.
         external_url: Address by which others open the page; empty if nobody gave one.
         ended: The runs that have ended, ``None`` to show none.
 

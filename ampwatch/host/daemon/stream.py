@@ -27,8 +27,6 @@ class Stream:
     """A connection that was accepted.
 
     Args:
-        accepted: Its socket.
-        address: Where it comes from.
         context: For TLS, which is agreed on while the first bytes are received; ``None`` without.
     """
 

@@ -72,13 +72,11 @@ class RingWatcher:
     """Keeps the fleet up to date with the rings on this machine.
 
     Args:
-        fleet: Where the records go.
         directories: Returns where rings may be, each time anew.
         grace_seconds: A run that was over for longer when its ring was found is not shown, if a daemon
             was there at its end.
         read_until_ns: When the daemon before this one has read the rings last, as Unix time; infinite if
             that is not known. Unit: ns.
-        any_user: Read every user's rings.
         leftovers: Where the reports go that processes have not written, and how many; ``None`` to write none.
         clock: Unix time. Unit: s.
         stopwatch: Monotonic time. Unit: s.
@@ -181,13 +179,7 @@ class RingWatcher:
     def _read_in_turn(
         self, path: Path, signature: Signature | None, spent: dict[int, float]
     ) -> None:
-        """Read ``path``, unless its user has had a share of this poll already.
-
-        Args:
-            path: A ring that is followed.
-            signature: Its file; ``None`` if that is gone.
-            spent: Time that reading took in this poll, by user.
-        """
+        """Read ``path``, unless its user has had a share of this poll already."""
         ring = self._followed[path]
         uid = ring.reader.uid
         if spent[uid] >= MAX_READING_SECONDS:

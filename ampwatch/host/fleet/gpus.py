@@ -180,7 +180,6 @@ class Instance:
     Attributes:
         number: Its id, which NVML uses again after a reconfiguration.
         devices: Its compute instances.
-        answers: Its readings.
         processes: As those of a GPU.
     """
 
@@ -202,8 +201,6 @@ class Gpu:
         index: Number that NVML gives it; others may move up when a GPU goes.
         uuid: Name for life, beginning with ``GPU-``.
         facts: What does not change: the labels of ``ampwatch_gpu_info``.
-        answers: Its readings, for every feature.
-        instances: GPU instances in MIG mode.
         processes: Memory of each compute process by its pid, as the daemon sees pids.
             ``None`` if the driver does not know. Unit: bytes.
         gone: Why it does not answer, ``OK`` if it does.
@@ -308,9 +305,6 @@ class Gpus:
     """The GPUs that were ever seen, with their newest readings.
 
     A GPU that has gone stays, as one that is not there: an alert needs it.
-
-    Attributes:
-        newest: The newest pass: how NVML itself stands.
     """
 
     def __init__(self) -> None:
@@ -386,8 +380,6 @@ class Use(NamedTuple):
     """A watched rank on a GPU.
 
     Attributes:
-        rank: The rank.
-        gpu: The GPU.
         instance: The GPU instance (MIG) that it computes on; ``None`` if there is none, or if
             nobody knows which.
         memory: What it uses of the GPU's memory, ``None`` if that is not known. Unit: bytes.

@@ -21,8 +21,6 @@ class GradientColumn:
     """The gradients of all modules in the samples of some consecutive iterations.
 
     Attributes:
-        first_step: Iteration of the first sample.
-        last_step: Iteration of the last one.
         scale_low: Smallest loss scale of the samples.
         scale_high: Largest loss scale of the samples.
         histogram: All elements of all samples together, without the loss scale.

@@ -48,12 +48,11 @@ class Histogram:
     """Counts of observations per bucket of fixed bounds, and their sum.
 
     Attributes:
-        bounds: Inclusive upper bounds, ascending; one more bucket takes what is larger.
         counts: Observations per bucket, not cumulative; one longer than ``bounds``.
         sum: Sum of all observations; ``None`` where it is not known.
 
     Args:
-        bounds: Inclusive upper bounds, ascending.
+        bounds: Inclusive upper bounds, ascending; one more bucket takes what is larger.
         summed: The observations are exact, so their sum is.
     """
 

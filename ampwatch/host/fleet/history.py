@@ -31,13 +31,9 @@ class Bucket:
     """The events of some consecutive iterations.
 
     Attributes:
-        first_step: First iteration.
-        last_step: Last iteration.
         time_ns: Unix time at the end of the last one. Unit: ns.
         num_steps: Iterations that were read; fewer than the span when some were lost.
-        scale_min: Smallest loss scale; NaN without a scaler.
-        scale_max: Largest loss scale; NaN without a scaler.
-        scale_last: Newest loss scale; NaN without a scaler.
+        scale_min, scale_max, scale_last: Smallest, largest and newest loss scale; NaN without a scaler.
         loss_sum: Sum of the finite losses.
         num_losses: Iterations with a finite loss.
         num_nonfinite_losses: Iterations with a loss that was NaN or infinite.

@@ -76,8 +76,6 @@ class Job:
     """Ranks that train together.
 
     Attributes:
-        name: Name of the run.
-        uid: User whose it is.
         ranks: Those on this machine, by their number.
     """
 

@@ -90,8 +90,6 @@ class MapColumn:
     """The modules in the samples of some consecutive iterations.
 
     Attributes:
-        first_step: Iteration of the first sample.
-        last_step: Iteration of the last one.
         planes: A byte of each module, by kind: those of ``MAP_REASONS``, then the
             ends of exponents. Modules beyond the end of one were not measured. Never changed,
             only replaced.
@@ -147,12 +145,7 @@ class ModuleMap(SpanHistory[MapColumn]):
     def close(
         self, step: int, judge: Callable[[Mapping[Topic, RangeRecord]], Sequence[Trouble]]
     ) -> None:
-        """Take in that the sample of ``step`` is complete.
-
-        Args:
-            step: Index of its iteration.
-            judge: Returns the trouble of a module for each of ``REASONS``, given its records.
-        """
+        """Take in that the sample of ``step`` is complete; ``judge`` returns a trouble for each of ``REASONS``."""
         sample, self._sample = self._sample, {}
         self._settle()
         known = {name: topics for name, topics in sample.items() if self._has_place(name)}

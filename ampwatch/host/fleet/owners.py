@@ -45,7 +45,6 @@ class Owner(NamedTuple):
     """The owner of a name.
 
     Attributes:
-        uid: The user.
         seen_s: Unix time at which a run of that name and owner was there last. Unit: s.
     """
 

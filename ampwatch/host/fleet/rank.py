@@ -75,20 +75,11 @@ class RankView(RankState):
 
     Attributes:
         name: Name of the run as the user gave it; with ``-`` for ``~``, which labels alone have.
-        uid: User who owns the ring.
         user: Login name of that user, the uid without one.
         run: Label of the run: its name, unless the fleet has two runs of that name.
         checksum: A check of the weights that is not old, and the same one on each rank.
-        plan: The newest precision plan, by module.
         durations: Durations of the steps since ``FIRST_READ_SECONDS`` before the view was made.
             Unit: s.
-        history: The history of the run.
-        ranges: The ranges of the sampled tensors.
-        precision: The dtypes and the units that computed.
-        phase_times: Where the time of its steps goes.
-        tensor_views: The three views of the tensor cores.
-        outcomes: Which of the newest steps were skipped.
-        watching: What watching has cost, by phase.
         conflict_reported_ns: Unix time at which a conflict of the views of the tensor cores was
             reported last, 0 before. Unit: ns.
         records_lost: Slots of the ring overwritten or unreadable before they were read.
@@ -101,7 +92,6 @@ class RankView(RankState):
         roots: The places and kinds of roots that were exported so far, see ``metrics.verdict``.
 
     Args:
-        identity: Who writes the ring.
         clock: Returns the Unix time in seconds.
         settings: ``stale_seconds`` and those of ``Ranges`` are used.
     """
@@ -197,14 +187,7 @@ class RankView(RankState):
     def observe(
         self, *, alive: bool, lost: int, dropped: int, ended_at: float | None = None
     ) -> None:
-        """Note what the reader of the ring knows besides the records.
-
-        Args:
-            alive: The writer still holds its lock.
-            lost: Slots of the ring overwritten or unreadable before they were read, so far.
-            dropped: Records the writer could not write, so far.
-            ended_at: When the rank ended, if it has; ``None`` for now. Unit: s.
-        """
+        """Note what the reader of the ring knows besides the records (``Fleet.apply``)."""
         self._alive, self.records_lost, self.ring_dropped = alive, lost, dropped
         if not self.ended:
             self.ended_at = None

@@ -94,12 +94,7 @@ class _Sums:
 
 @dataclass(slots=True)
 class _Pace:
-    """How often steps have an evaluation.
-
-    Attributes:
-        steps: Steps seen.
-        evaluations: Of those, with one.
-    """
+    """How often steps have an evaluation."""
 
     steps: int = 0
     evaluations: int = 0
@@ -118,7 +113,6 @@ class _Share(NamedTuple):
     """The time of one rank for a mean step of a span, against that of the others. Unit: s.
 
     Attributes:
-        rank: The rank.
         excess: Time that it takes longer for its own part than the median of the others.
         waited: Time that the others wait longer than it does, their median.
         phases: Time that it takes longer in each phase.
@@ -146,13 +140,9 @@ class _Job:
     Attributes:
         members: Identities of the views of its ranks.
         next_step: The step to be added next; -1 before the first.
-        steps: Steps added.
-        first_step: The first of them.
-        sums: By rank.
         slowest: Number of the rank that was slowest in the last spans; -1 without one.
         since: Step since which it was.
         spans: In how many spans in a row.
-        pace: How often steps have an evaluation.
     """
 
     members: tuple[int, ...]

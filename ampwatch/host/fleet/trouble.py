@@ -64,22 +64,13 @@ def notable(topics: Mapping[Topic, RangeRecord], troubles: Iterable[Trouble]) ->
 
     Gradients are infinite on every rank now and then, while the scale is sought; outputs and
     weights are not. So what is not finite is kept by topic.
-
-    Args:
-        topics: The newest record of each topic.
-        troubles: What they were judged to be.
     """
     reasons = {one.reason for one in troubles if one.reason}
     return reasons | {f"nonfinite {topic.name}" for topic in topics if nonfinite((topics[topic],))}
 
 
 def judged(topics: Mapping[Topic, RangeRecord], lost: float) -> tuple[Trouble, ...]:
-    """Return one trouble for each reason, in the order of ``REASONS``, the worst first.
-
-    Args:
-        topics: The newest record of each topic.
-        lost: Share of its gradient that is lost (``limits.lost_share``).
-    """
+    """Return one trouble for each of ``REASONS``, given the share that is lost (``limits.lost_share``)."""
     return (
         _place(4, "nonfinite", float(nonfinite(topics.values()) > 0), 0.0),
         _place(3, "lost", lost, TOLERATED),

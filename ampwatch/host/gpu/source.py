@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ampwatch.host.fleet.gpus import GONE, Feature, Gpu, Instance, MigDevice, Pass, Reason
-from ampwatch.host.gpu import gpm, pids, readings
+from ampwatch.host.gpu import gpm, readings
 from ampwatch.host.gpu.gpm import Gpm
 from ampwatch.host.gpu.nvml import Nvml, open_nvml
 from ampwatch.host.gpu.xid import XidWatcher
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
 MIG_ENABLED = 1
 
+INITIAL_NAMESPACE = 0xEFFFFFFC
+"""Inode of the host's pid namespace, fixed in Linux (``PROC_PID_INIT_INO``)."""
+
 PROCESS_FUNCTIONS = (
     "nvmlDeviceGetComputeRunningProcesses_v3",
     "nvmlDeviceGetComputeRunningProcesses_v2",
@@ -31,9 +36,6 @@ class Device:
     """A GPU that NVML has given a handle for.
 
     Args:
-        nvml: NVML.
-        index: Its number.
-        handle: Its handle.
         uuid: Its name for life.
         is_host: The daemon sees the pids of the host.
     """
@@ -90,13 +92,10 @@ class Device:
         return {p.pid: p.usedGpuMemory for p in got if self._is_certain(p.pid)}
 
     def _is_certain(self, pid: int) -> bool:
-        """Return whether ``pid`` names the process that the daemon sees under it.
-
-        In a container NVML may return pids of the host, which are other processes here.
-        """
+        """Return whether ``pid`` names the process that the daemon sees under it."""
         if self._is_host:
             return True
-        return not isinstance(self._minor, Reason) and pids.has_open(pid, self._minor)
+        return not isinstance(self._minor, Reason) and has_open(pid, self._minor)
 
     def _read_instances(self, gpu: Gpu) -> None:
         mode = self._nvml.call("nvmlDeviceGetMigMode", self.handle)
@@ -175,6 +174,33 @@ def _gone(answers: Answers) -> Reason | None:
     return gone or (None if has_number else reasons[0])
 
 
+def is_of_the_host() -> bool:
+    """Return whether this process is in the pid namespace of the host.
+
+    The pids that NVML returns are those of the host or, with a newer driver, of the caller's
+    namespace: in a container a pid could be another process's.
+    """
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino == INITIAL_NAMESPACE
+    except OSError:
+        return False
+
+
+def has_open(pid: int, minor: int) -> bool:
+    """Return whether the process that has ``pid`` here uses the GPU ``/dev/nvidia<minor>``.
+
+    ``False`` as well if this user may not see that.
+    """
+    device = Path(f"/dev/nvidia{minor}")
+    with suppress(OSError):
+        # Each by itself: a descriptor can be closed between the listing and the reading.
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                if link.readlink() == device:
+                    return True
+    return False
+
+
 class Source(Protocol):
     """A source of readings of GPUs. Used by one thread."""
 
@@ -230,7 +256,7 @@ class NvmlSource:
         return True
 
     def _find(self) -> None:
-        is_host = pids.is_of_the_host()
+        is_host = is_of_the_host()
         count = self._nvml.call("nvmlDeviceGetCount")
         if isinstance(count, Reason):
             self._host = count

@@ -39,7 +39,6 @@ class SyntheticSource:
     The second one has an XID now and then.
 
     Args:
-        report: Called for each XID error.
         clock: Returns the Unix time in seconds.
     """
 

@@ -43,7 +43,6 @@ class Exemplified(NamedTuple):
     """A value with an example of what it counts; OpenMetrics carries it, the text format does not.
 
     Attributes:
-        value: The value.
         labels: What identifies the example.
         time_s: Unix time of the example. Unit: s.
     """
@@ -60,7 +59,6 @@ class ScrapeState:
     live views: make a state and read all of it while holding ``fleet.lock``.
 
     Attributes:
-        fleet: The fleet.
         ranks: The ranks that are exported, each with its values of ``run`` and ``rank``.
         gpus: The GPUs, each with its values of ``gpu`` and ``uuid``.
     """

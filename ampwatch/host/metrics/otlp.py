@@ -80,7 +80,6 @@ class Snapshots:
     """Makes what is sent, as the fleet is right now.
 
     Args:
-        fleet: What is exported.
         resource: Says which daemon sends.
         clock_ns: Unix time. Unit: ns.
 
@@ -188,7 +187,6 @@ class FindingEvents:
     What has been made counts as sent once ``keep`` is called; until then it is made again.
 
     Args:
-        fleet: Whose findings they are.
         resource: Says which daemon sends.
         clock_ns: Unix time. Unit: ns.
     """

@@ -49,9 +49,6 @@ _USUAL = (
 class PrometheusExporter:
     """Answers a scrape with the families of the catalog, as the fleet is right now.
 
-    Args:
-        fleet: What is exported.
-
     Cost:
         Holds ``fleet.lock`` while the samples are made: about 0.15 ms per 100 series. The library
         takes about 1.4 ms more for the text of 100 series, without the lock.

@@ -62,7 +62,6 @@ class Scope(Generic[T]):
         labels: Names of the labels that identify the members.
 
     Args:
-        labels: As the attribute.
         walk: Yields the values of these labels and the member, for each there is.
     """
 
@@ -75,11 +74,7 @@ class Scope(Generic[T]):
         self._walk = walk
 
     def one(self, read: Callable[[T], Value | None]) -> Reader:
-        """Return a reader of one value per member.
-
-        Args:
-            read: Returns the value; ``None`` if it is not known.
-        """
+        """Return a reader of one value per member; ``None`` is not known, and absent."""
 
         def table(member: T) -> Table:
             value = read(member)
@@ -99,11 +94,7 @@ class Scope(Generic[T]):
 
 
 def part(find: Callable[[RankView], T]) -> Scope[T]:
-    """Return a part of each rank as a scope.
-
-    Args:
-        find: Returns the part of a rank.
-    """
+    """Return a part of each rank as a scope."""
 
     def walk(state: ScrapeState) -> list[tuple[tuple[str, ...], T]]:
         return [(values, find(rank)) for values, rank in state.ranks]
@@ -116,9 +107,6 @@ class NewestRecord(Generic[T]):
 
     Attributes:
         or_none: The record of each rank, ``None`` before the first.
-
-    Args:
-        find: Returns the record of a rank; ``None`` before the first.
     """
 
     def __init__(self, find: Callable[[RankView], T | None]) -> None:

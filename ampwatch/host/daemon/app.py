@@ -235,10 +235,9 @@ class Daemon:
         # A daemon thread: where the loop ends by an error, it must not keep the process alive.
         listener = threading.Thread(target=self._server.serve_forever, daemon=True)
         listener.start()
-        if self._gpus is not None:
-            self._gpus.start()
-        if self._pusher is not None:
-            self._pusher.start()
+        collectors = [each for each in (self._gpus, self._pusher) if each is not None]
+        for collector in collectors:
+            collector.start()
         was_to_end = False
         try:
             was_to_end = self._loop(lock, listener)
@@ -247,10 +246,8 @@ class Daemon:
             self._server.shutdown()
             self._server.server_close()
             self._watcher.close()
-            if self._gpus is not None:
-                self._gpus.stop()
-            if self._pusher is not None:
-                self._pusher.stop()
+            for collector in collectors:
+                collector.stop()
             self.fleet.owners.save()
             if self._announcement is not None:
                 self._announcement.retract()

@@ -396,5 +396,4 @@ def _all_asked(query: Mapping[str, list[str]], name: str) -> list[str]:
 
 def _asked(query: Mapping[str, list[str]], name: str) -> str | None:
     """Return a name that is asked for, as far as one can be that long; ``None`` without one."""
-    values = query.get(name)
-    return None if values is None else values[0][:MAX_ASKED]
+    return next(iter(_all_asked(query, name)), None)

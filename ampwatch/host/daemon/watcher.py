@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from ampwatch.host.fleet import Fleet
     from ampwatch.settings import Settings
-    from ampwatch.wire.records import Record, RunIdentity
+    from ampwatch.wire.records import RunIdentity
 
 
 MAX_READING_SECONDS = 1.0
@@ -170,7 +170,9 @@ class RingWatcher:
             reader.close()
             return False
         if seems_dead:
-            self._forget_death(path, reader.identity)
+            # Taken for dead: its ring is read from the oldest record again, as after a start of the daemon.
+            self._fleet.forget(str(path))
+            self._forget_report(reader.identity)
         self._settled.pop(path, None)
         self._followed[path] = _Followed(reader, signature, signature.modified_ns)
         self._release(predecessors(self._settled, path.parent, reader.identity))
@@ -202,7 +204,17 @@ class RingWatcher:
         is_recent = self._clock() - ended_at <= self._grace_seconds
         try:
             if alive or ring.is_shown or is_recent:
-                self._show(path, ring, records, alive=alive, ended_at=ended_at)
+                ring.is_shown = True
+                self._fleet.apply(
+                    str(path),
+                    ring.reader.identity,
+                    records,
+                    alive=alive,
+                    lost=ring.reader.lost,
+                    dropped=ring.reader.dropped,
+                    writer=Writer(ring.reader.writer_pid, ring.reader.uid),
+                    ended_at=ended_at,
+                )
         except Exception as error:
             # A boundary: records come from another process, of any release, and folding them can
             # fail in any way. One ring must not end the page of all others. Logged once, shown always.
@@ -245,12 +257,6 @@ class RingWatcher:
         except OSError as error:
             logger.warning("the report of run %s cannot be removed: %s", identity.run, error)
 
-    def _forget_death(self, path: Path, identity: RunIdentity) -> None:
-        """Begin anew with a writer that was taken for dead."""
-        # Its ring is read from the oldest record again, as after a start of the daemon.
-        self._fleet.forget(str(path))
-        self._forget_report(identity)
-
     def _detect_silence(self, path: Path, ring: _Followed) -> None:
         """Write the report when a writer that lives falls silent, and remove it when it goes on."""
         is_silent = self._fleet.state_of(str(path)) is RunState.STALE
@@ -268,27 +274,6 @@ class RingWatcher:
         """
         now = self._clock()
         return now if ring.is_news else min(now, ring.last_ns / 1e9)
-
-    def _show(
-        self,
-        path: Path,
-        ring: _Followed,
-        records: Iterable[Record],
-        *,
-        alive: bool,
-        ended_at: float,
-    ) -> None:
-        ring.is_shown = True
-        self._fleet.apply(
-            str(path),
-            ring.reader.identity,
-            records,
-            alive=alive,
-            lost=ring.reader.lost,
-            dropped=ring.reader.dropped,
-            writer=Writer(ring.reader.writer_pid, ring.reader.uid),
-            ended_at=ended_at,
-        )
 
     def _settle(
         self, path: Path, *, remove_after: float, is_over: bool = False, died: bool = False

@@ -54,7 +54,7 @@ def expected(rank: RankView) -> list[float]:
     ideal, used = rank.arithmetic.ideal_seconds, rank.arithmetic.utilization
     assert None not in (share, casts, low, ideal, used)
     steps = rank.durations
-    mean = steps.sum / steps.cumulative()[-1][1]
+    mean = steps.sum / steps.distribution().buckets[-1][1]
     busy = window.busy_ns / window.wall_ns
     return [*share, used, ideal / mean, low, casts, busy]  # type: ignore[misc, operator, list-item]
 

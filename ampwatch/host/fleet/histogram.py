@@ -58,7 +58,6 @@ class Histogram:
 
     def __init__(self, bounds: tuple[float, ...], *, summed: bool = True) -> None:
         self.bounds = bounds
-        self._bounds = (*bounds, math.inf)
         self.counts = [0] * (len(bounds) + 1)
         self.sum: float | None = 0.0 if summed else None
 
@@ -70,13 +69,10 @@ class Histogram:
             if self.sum is not None:
                 self.sum += value * times
 
-    def cumulative(self) -> list[tuple[float, int]]:
-        """Return ``(upper bound, observations up to it)`` per bucket, the last bound infinite."""
-        return list(zip(self._bounds, accumulate(self.counts), strict=True))
-
     def distribution(self) -> Distribution:
         """Return all buckets and the sum, which later observations do not change."""
-        return Distribution(self.cumulative(), self.sum)
+        bounds = (*self.bounds, math.inf)
+        return Distribution(list(zip(bounds, accumulate(self.counts), strict=True)), self.sum)
 
 
 HOLD_SECONDS = 60

@@ -153,9 +153,6 @@ def _added(one: Phases, other: Phases) -> Phases:
 class History(SpanHistory[Bucket]):
     """The iterations of one rank, thinned as the run grows.
 
-    Args:
-        max_buckets: Buckets kept at most.
-
     Cost:
         About 0.5 MB at the most. A record takes a few microseconds; one that makes the
         history too long about a millisecond.

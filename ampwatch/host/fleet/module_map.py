@@ -48,6 +48,9 @@ smallest element of all says little."""
 
 _SPAN = 255 - NOTABLE
 
+_LINEAR_FROM = {"activation_headroom": NOTABLE_CLOSE, "unchanged": NOTABLE_MISSED}
+"""Least notable amounts of reasons on a linear scale; the others are on one of octaves."""
+
 _SOUGHT = (SkipClass.CALIBRATING, SkipClass.PROBE)
 """Skips that belong to the search for a loss scale."""
 
@@ -207,12 +210,10 @@ def byte_of(reason: str, amount: float) -> int:
 
 def amount_of(reason: str, byte: int) -> float:
     """Return the amount that a notable byte stands for, within 5 % of a share."""
-    place = (byte - NOTABLE) / _SPAN
-    if reason == "activation_headroom":
-        return NOTABLE_CLOSE + place * (1.0 - NOTABLE_CLOSE)
-    if reason == "unchanged":
-        return NOTABLE_MISSED + place * (1.0 - NOTABLE_MISSED)
-    return math.pow(2.0, OCTAVES * (place - 1.0))
+    place, least = (byte - NOTABLE) / _SPAN, _LINEAR_FROM.get(reason)
+    if least is None:
+        return math.pow(2.0, OCTAVES * (place - 1.0))
+    return least + place * (1.0 - least)
 
 
 def ends_of(low: int, high: int) -> tuple[int, int] | None:
@@ -222,11 +223,10 @@ def ends_of(low: int, high: int) -> tuple[int, int] | None:
 
 def _place(reason: str, amount: float) -> float:
     """Return where an amount lies between just notable, 0, and the worst, 1."""
-    if reason == "activation_headroom":
-        return (amount - NOTABLE_CLOSE) / (1.0 - NOTABLE_CLOSE)
-    if reason == "unchanged":
-        return (amount - NOTABLE_MISSED) / (1.0 - NOTABLE_MISSED)
-    return 1.0 + math.log2(amount) / OCTAVES
+    least = _LINEAR_FROM.get(reason)
+    if least is None:
+        return 1.0 + math.log2(amount) / OCTAVES
+    return (amount - least) / (1.0 - least)
 
 
 def _sampled(topics: Mapping[Topic, RangeRecord], troubles: Sequence[Trouble]) -> list[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import repeat
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from ampwatch.host.metrics.metric import Exemplified, Metric, Reader
+from ampwatch.host.metrics.metric import Exemplified, Reader
 from ampwatch.numerics.formats import FORMATS, PLAIN
 from ampwatch.wire.records import OTHER_OPTIMIZERS, OptimizerRecord, Topic
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ampwatch.host.fleet import RankView
     from ampwatch.host.fleet.gpus import Gpu, Instance
     from ampwatch.host.fleet.histogram import Distribution
-    from ampwatch.host.metrics.metric import ScrapeState
+    from ampwatch.host.metrics.metric import Rows, ScrapeState
     from ampwatch.state.facts import Fact
     from ampwatch.wire.records import (
         CensusRecord,
@@ -92,6 +92,12 @@ class Scope(Generic[T]):
         """
         return Reader((*self.labels, *labels), self._walk, read)
 
+    def histogram(
+        self, *labels: str, read: Callable[[T], Iterable[tuple[tuple[str, ...], Distribution]]]
+    ) -> Reader:
+        """Return a reader of histograms, as ``by``."""
+        return self.by(*labels, read=read)._replace(is_histogram=True)
+
 
 def part(find: Callable[[RankView], T]) -> Scope[T]:
     """Return a part of each rank as a scope."""
@@ -140,9 +146,9 @@ class NewestRecord(Generic[T]):
         return self.or_none.by(*labels, read=lambda record: () if record is None else read(record))
 
 
-def exported(rows: Iterable[Fact]) -> list[Metric]:
+def exported(rows: Iterable[Fact]) -> Rows:
     """Return the metrics of those numbers of a rank that have a name in Prometheus."""
-    return [Metric(fact.name, fact.says, PER_RANK.one(fact.read)) for fact in rows if fact.name]
+    return {fact.name: (fact.says, PER_RANK.one(fact.read)) for fact in rows if fact.name}
 
 
 def each(values: Mapping[str, float]) -> Table:

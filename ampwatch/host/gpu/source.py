@@ -89,13 +89,9 @@ class Device:
         """Return the memory of those processes whose pid names the same process here."""
         if isinstance(got, Reason):
             return {}
-        return {p.pid: p.usedGpuMemory for p in got if self._is_certain(p.pid)}
-
-    def _is_certain(self, pid: int) -> bool:
-        """Return whether ``pid`` names the process that the daemon sees under it."""
-        if self._is_host:
-            return True
-        return not isinstance(self._minor, Reason) and has_open(pid, self._minor)
+        return {
+            p.pid: p.usedGpuMemory for p in got if self._is_host or has_open(p.pid, self._minor)
+        }
 
     def _read_instances(self, gpu: Gpu) -> None:
         mode = self._nvml.call("nvmlDeviceGetMigMode", self.handle)
@@ -108,7 +104,8 @@ class Device:
         known, self._instance_gpm = self._instance_gpm, {}
         for key, handles in self._instances(parts) if is_enabled else ():
             # An id that comes again with other devices is another instance.
-            sampler = known.pop(key) if key in known else self._sampler_of(key[0])
+            take = partial(self._nvml.call, "nvmlGpmMigSampleGet", self.handle, key[0])
+            sampler = known.pop(key, None) or Gpm(self._nvml, take)
             self._instance_gpm[key] = sampler
             answers: Answers = {Feature.MEMORY: readings.memory(self._nvml, handles[0])}
             answers |= self._activity_by(sampler)
@@ -150,10 +147,6 @@ class Device:
             handles.setdefault(number, []).append(handle)
         return [((number, tuple(found[number])), handles[number]) for number in sorted(found)]
 
-    def _sampler_of(self, number: int) -> Gpm:
-        take = partial(self._nvml.call, "nvmlGpmMigSampleGet", self.handle, number)
-        return Gpm(self._nvml, take)
-
     def _activity_by(self, sampler: Gpm) -> Answers:
         if self._gpm_support is not Reason.OK:
             return gpm.nothing(self._gpm_support)
@@ -162,16 +155,10 @@ class Device:
 
 def _gone(answers: Answers) -> Reason | None:
     """Return why the GPU itself does not answer: it says so, or there is not one number."""
-    reasons = []
-    has_number = False
-    for parts in answers.values():
-        for answer in parts.values():
-            if isinstance(answer, Reason):
-                reasons.append(answer)
-            else:
-                has_number = True
+    found = [answer for parts in answers.values() for answer in parts.values()]
+    reasons = [answer for answer in found if isinstance(answer, Reason)]
     gone = next((reason for reason in reasons if reason in GONE), None)
-    return gone or (None if has_number else reasons[0])
+    return gone or (reasons[0] if len(reasons) == len(found) else None)
 
 
 def is_of_the_host() -> bool:
@@ -186,10 +173,10 @@ def is_of_the_host() -> bool:
         return False
 
 
-def has_open(pid: int, minor: int) -> bool:
+def has_open(pid: int, minor: int | Reason) -> bool:
     """Return whether the process that has ``pid`` here uses the GPU ``/dev/nvidia<minor>``.
 
-    ``False`` as well if this user may not see that.
+    ``False`` as well if this user may not see that, or the number is not known.
     """
     device = Path(f"/dev/nvidia{minor}")
     with suppress(OSError):
@@ -227,9 +214,8 @@ class NvmlSource:
         self._devices: list[Device] = []
         self._unnamed: dict[int, Reason] = {}
         self._find()
-        self._xids = XidWatcher(
-            nvml, {d.uuid: d.handle for d in self._devices}, report or _nobody_listens
-        )
+        handles = {device.uuid: device.handle for device in self._devices}
+        self._xids = XidWatcher(nvml, handles, report or (lambda _uuid, _code: None))
         if report is not None and self._devices:
             self._xids.start()
 
@@ -283,7 +269,3 @@ def open_source(report: Report | None) -> NvmlSource | Pass:
     if isinstance(nvml, Pass):
         return nvml
     return NvmlSource(nvml, report)
-
-
-def _nobody_listens(_uuid: str, _code: int) -> None:
-    pass

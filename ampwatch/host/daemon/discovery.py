@@ -82,8 +82,7 @@ def find_rings(directories: Iterable[Path], *, any_user: bool) -> FoundRings:
         directories: Where rings may be; those that do not exist are passed over.
         any_user: Take directories of every user, else of the effective user alone.
 
-    Cost:
-        A listing of each directory, of ``MAX_ENTRIES`` at most, and one ``stat`` for each ring.
+    Cost: A listing of each directory, of ``MAX_ENTRIES`` at most, and one ``stat`` for each ring.
     """
     found = FoundRings({}, {})
     for directory in directories:
@@ -178,8 +177,7 @@ class MachineDirectories:
     def __call__(self) -> list[Path]:
         """Return where rings may be: those of others that are known, and this daemon's own.
 
-        Cost:
-            ``MAX_ENTRIES`` entries read at most, and an ``lstat`` for each whose name fits.
+        Cost: ``MAX_ENTRIES`` entries read at most, and an ``lstat`` for each whose name fits.
         """
         now = self._clock()
         if self._search is None and now >= self._next:

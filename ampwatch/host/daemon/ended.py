@@ -139,7 +139,8 @@ class EndedRuns:
             group: self._known.get(group) or _ended(group, wait)
             for group in _started_together(found)
         }
-        live = self._live()
+        with self._fleet.lock:
+            live = {rank.identity for rank in self._fleet.ranks() if not rank.ended}
         ended = [
             each
             for runs, _ in self._known.values()
@@ -178,10 +179,6 @@ class EndedRuns:
                 break
             kept.append(file)
         return kept, len(found) - len(kept)
-
-    def _live(self) -> set[RunIdentity]:
-        with self._fleet.lock:
-            return {rank.identity for rank in self._fleet.ranks() if not rank.ended}
 
 
 def _started_together(found: Iterable[File]) -> Iterator[tuple[File, ...]]:

@@ -49,8 +49,7 @@ def find_leftovers(
 ) -> Leftovers:
     """Read the rings and the reports of this user on this machine, of one run or of all.
 
-    Cost:
-        0.1 s for each ring and some ms for each report.
+    Cost: 0.1 s for each ring and some ms for each report.
     """
     problems: list[str] = []
     found = {box.identity: box for box in _on_disk(settings, run, problems)}

@@ -186,8 +186,7 @@ class Protection:
     def refresh(self, *, force: bool = False) -> None:
         """Read the files again if they have changed, with ``force`` in any case.
 
-        Cost:
-            A ``stat`` of each file: some microseconds.
+        Cost: A ``stat`` of each file: some microseconds.
         """
         with self._guard:
             web = self.web

@@ -27,7 +27,8 @@ NAME = "otlp"
 
 BASE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 SIGNAL = "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
-"""The standard variables of where to send: ``/v1/metrics`` is added to the first."""
+PATH = "/v1/metrics"
+"""The standard variables of where to send, and what is added to the first."""
 
 DEFAULT_BASE = "http://localhost:4318"
 """Where a collector listens, by the specification."""
@@ -35,8 +36,6 @@ DEFAULT_BASE = "http://localhost:4318"
 INTERVAL = "OTEL_METRIC_EXPORT_INTERVAL"
 DEFAULT_INTERVAL_SECONDS = 60.0
 """The standard variable of the time between two pushes, in ms, and what holds without it. Unit: s."""
-
-PATH = "/v1/metrics"
 
 LOGS_SIGNAL = "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT"
 LOGS_EXPORTER = "OTEL_LOGS_EXPORTER"
@@ -203,8 +202,7 @@ def open_pusher(fleet: Fleet, url: str, instance: str, host: str) -> Pusher:
     Raises:
         DaemonError: If the packages are not there, or a wish makes no sense.
     """
-    endpoint = endpoint_of(url, os.environ)
-    logs = logs_endpoint_of(url, endpoint, os.environ)
+    endpoint, logs = endpoints_of(url, os.environ)
     interval_seconds = interval_of(os.environ)
     try:
         otlp = import_module("ampwatch.host.metrics.otlp")
@@ -229,37 +227,25 @@ def open_pusher(fleet: Fleet, url: str, instance: str, host: str) -> Pusher:
     return Pusher(fleet, outlets, interval_seconds)
 
 
-def endpoint_of(url: str, environment: Mapping[str, str]) -> str:
-    """Return the address to post to.
+def endpoints_of(url: str, environment: Mapping[str, str]) -> tuple[str, str]:
+    """Return the address to post metrics to, and that of events; empty if none are wanted, or it is not known.
 
     Args:
         url: Base address, or the whole one that ends in ``/v1/metrics``; empty if not given.
         environment: Holds the standard variables, which are asked without it.
 
     Raises:
-        DaemonError: If it is no address of HTTP.
+        DaemonError: If one is no address of HTTP.
     """
     whole = environment.get(SIGNAL, "") if not url else ""
     base = url or environment.get(BASE, "") or DEFAULT_BASE
-    return _checked(whole or (base if base.endswith(PATH) else base.rstrip("/") + PATH))
-
-
-def logs_endpoint_of(url: str, endpoint: str, environment: Mapping[str, str]) -> str:
-    """Return the address to post events to; empty if none are wanted, or it is not known.
-
-    Args:
-        url: Base address that was given; empty if none was.
-        endpoint: That of the metrics, beside which it is.
-        environment: Holds the standard variables.
-
-    Raises:
-        DaemonError: If it is no address of HTTP.
-    """
+    endpoint = _checked(whole or (base if base.endswith(PATH) else base.rstrip("/") + PATH))
     if environment.get(LOGS_EXPORTER, "").strip().lower() == "none":
-        return ""
+        return endpoint, ""
     if not url and environment.get(LOGS_SIGNAL):
-        return _checked(environment[LOGS_SIGNAL])
-    return endpoint.removesuffix(PATH) + LOGS_PATH if endpoint.endswith(PATH) else ""
+        return endpoint, _checked(environment[LOGS_SIGNAL])
+    beside = endpoint.removesuffix(PATH) + LOGS_PATH
+    return endpoint, beside if endpoint.endswith(PATH) else ""
 
 
 def _checked(endpoint: str) -> str:

@@ -118,8 +118,7 @@ class RingWatcher:
         Returns:
             Whether all directories and files could be read.
 
-        Cost:
-            For a ring at rest an ``lstat``, a lock query and a read of its header.
+        Cost: For a ring at rest an ``lstat``, a lock query and a read of its header.
         """
         found = find_rings(self._directories(), any_user=self._any_user)
         spent: defaultdict[int, float] = defaultdict(float)

@@ -218,8 +218,7 @@ class Fleet:
         Returns:
             The ranks of each run, by their number, and the verdict on it.
 
-        Cost:
-            Some 20 us a rank.
+        Cost: Some 20 us a rank.
         """
         with self.lock:
             now = self._clock()
@@ -236,8 +235,7 @@ class Fleet:
     def exported(self) -> list[RankView]:
         """Return the ranks that are exported, by run and rank, judged, with a rank that exports each module.
 
-        Cost:
-            Some 30 us a rank of 100 modules.
+        Cost: Some 30 us a rank of 100 modules.
         """
         # The lock is re-entrant: ``ranks`` takes it again.
         with self.lock:

@@ -50,8 +50,7 @@ class GradientColumn:
 class GradientHistory(SpanHistory[GradientColumn]):
     """The columns of one rank, thinned as the run grows.
 
-    Cost:
-        About 2 KB a column, 0.5 MB at the most; a record takes about 10 us.
+    Cost: About 2 KB a column, 0.5 MB at the most; a record takes about 10 us.
     """
 
     def __init__(self) -> None:

@@ -87,8 +87,7 @@ class Peak:
     Args:
         best: ``min`` or ``max``.
 
-    Cost:
-        Three attributes, whatever the number of values.
+    Cost: Three attributes, whatever the number of values.
     """
 
     def __init__(self, best: Callable[[float, float], float]) -> None:

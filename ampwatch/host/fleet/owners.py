@@ -127,8 +127,7 @@ class NameOwners:
 def user_name(uid: int) -> str:
     """Return the login name of a user, the number where there is none.
 
-    Cost:
-        A file is read, or a name service asked: not under a lock. Kept for the next time.
+    Cost: A file is read, or a name service asked: not under a lock. Kept for the next time.
     """
     try:
         return encodable(pwd.getpwuid(uid).pw_name)[:MAX_USER]

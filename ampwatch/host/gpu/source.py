@@ -58,8 +58,7 @@ class Device:
         Args:
             xid: Whether its XID errors are listened for.
 
-        Cost:
-            Some thirty calls, most of them microseconds.
+        Cost: Some thirty calls, most of them microseconds.
         """
         gpu = Gpu(self._index, self.uuid, self._facts)
         gpu.answers = readings.read(self._nvml, self.handle)

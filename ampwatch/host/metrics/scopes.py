@@ -7,6 +7,7 @@ its sample is absent.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -55,23 +56,17 @@ _UNUSED_OPTIMIZER = OptimizerRecord(
 )
 
 
+@dataclass(frozen=True)
 class Scope(Generic[T]):
     """Members that the same things are read of.
 
     Attributes:
         labels: Names of the labels that identify the members.
-
-    Args:
         walk: Yields the values of these labels and the member, for each there is.
     """
 
-    def __init__(
-        self,
-        labels: tuple[str, ...],
-        walk: Callable[[ScrapeState], Iterable[tuple[tuple[str, ...], T]]],
-    ) -> None:
-        self.labels = labels
-        self._walk = walk
+    labels: tuple[str, ...]
+    walk: Callable[[ScrapeState], Iterable[tuple[tuple[str, ...], T]]]
 
     def one(self, read: Callable[[T], Value | None]) -> Reader:
         """Return a reader of one value per member; ``None`` is not known, and absent."""
@@ -90,7 +85,7 @@ class Scope(Generic[T]):
             read: Returns their values, in the same order, and the number, for each sample. No
                 two have the same label values: Prometheus refuses a scrape in which they have.
         """
-        return Reader((*self.labels, *labels), self._walk, read)
+        return Reader((*self.labels, *labels), self.walk, read)
 
     def histogram(
         self, *labels: str, read: Callable[[T], Iterable[tuple[tuple[str, ...], Distribution]]]

@@ -396,7 +396,7 @@ class Server:
             if chunks is not None and not is_head:
                 # A page stays open for days: its time starts anew with each chunk.
                 following = partial(next, chunks, None)
-                while (chunk := await self._in_lane(response.lane, following)) is not None:
+                while (chunk := await self._in_lane("page", following)) is not None:
                     await self._send(stream, http.send(h11.Data(data=chunk)))
                     await asyncio.sleep(response.pause_seconds)
             await self._send(stream, http.send(h11.EndOfMessage()))

@@ -102,7 +102,6 @@ class Response:
     Attributes:
         body: The content, gzipped if ``packed``.
         stream: Instead of a body, chunks that go on until the client leaves. To be closed.
-        lane: The kind of answer that each of these chunks is.
         pause_seconds: Time between two chunks.
     """
 
@@ -112,7 +111,6 @@ class Response:
     headers: Mapping[str, str] = field(default_factory=dict)
     packed: bool = False
     stream: Generator[bytes, None, None] | None = None
-    lane: str = "page"
     pause_seconds: float = 0.0
 
 

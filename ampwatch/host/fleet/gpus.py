@@ -269,13 +269,10 @@ class Xids:
         seen: Unix time of the newest one by label. Unit: s.
     """
 
-    counts: dict[str, int]
+    counts: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys([*map(str, KNOWN_XIDS), OTHER_XIDS], 0)
+    )
     seen: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def none_yet(cls) -> Xids:
-        """Return zeros for all that must exist before the first error."""
-        return cls(dict.fromkeys([*map(str, KNOWN_XIDS), OTHER_XIDS], 0))
 
     def add(self, code: int, now: float) -> None:
         """Count one error."""
@@ -305,7 +302,7 @@ class Gpus:
 
     def xids(self, uuid: str) -> Xids:
         """Return the XID errors of a GPU."""
-        return self._xids.setdefault(uuid, Xids.none_yet())
+        return self._xids.setdefault(uuid, Xids())
 
     def apply(self, found: Pass) -> bool:
         """Take over the result of a pass.

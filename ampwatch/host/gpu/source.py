@@ -68,7 +68,11 @@ class Device:
             return gpu
         gpu.answers |= self._activity_by(self._gpm)
         gpu.answers[Feature.XID] = {"": xid}
-        self._read_processes(gpu)
+        processes = self._nvml.first(PROCESS_FUNCTIONS, self.handle)
+        # The number of processes is right in any case; whose they are is left out where in doubt.
+        known = processes if isinstance(processes, Reason) else float(len(processes))
+        gpu.answers[Feature.PROCESSES] = {"": known}
+        gpu.processes = self._certain(processes)
         self._read_instances(gpu)
         return gpu
 
@@ -77,12 +81,6 @@ class Device:
         for sampler in (self._gpm, *self._instance_gpm.values()):
             sampler.close()
         self._instance_gpm.clear()
-
-    def _read_processes(self, gpu: Gpu) -> None:
-        got = self._nvml.first(PROCESS_FUNCTIONS, self.handle)
-        # The number of processes is right in any case; whose they are is left out where in doubt.
-        gpu.answers[Feature.PROCESSES] = {"": got if isinstance(got, Reason) else float(len(got))}
-        gpu.processes = self._certain(got)
 
     def _certain(self, got: Any) -> dict[int, int | None]:
         """Return the memory of those processes whose pid names the same process here."""

@@ -122,10 +122,6 @@ def _outlier_ratio(record: RangeRecord) -> float | None:
     return amax / mean if mean > 0.0 and amax is not None else None
 
 
-def _update_share(record: RangeRecord) -> float | None:
-    return record.histogram.median if record.histogram.binned else None
-
-
 def _lost_shares(rank: RankView) -> Table:
     # Not by the scope of gradients: how much a module has lost depends on the other modules.
     for module in rank.ranges.modules.exported:
@@ -177,6 +173,8 @@ MODULES: Rows = {
     ),
     "ampwatch_module_update_ratio": (
         "Median change of an element of the module's parameters by the optimizer, as a share of its magnitude: to within a factor of 1.5.",
-        per_module(Topic.UPDATE).one(_update_share),
+        per_module(Topic.UPDATE).one(
+            lambda record: record.histogram.median if record.histogram.binned else None
+        ),
     ),
 }

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ampwatch.host.fleet import RankView
     from ampwatch.host.metrics.metric import Reader, Rows
     from ampwatch.host.metrics.scopes import Table
-    from ampwatch.numerics.units.peaks import Peaks
     from ampwatch.wire.records import WindowRecord
 
 PROFILER_PARTS: dict[str, Callable[[WindowRecord], int]] = {
@@ -68,11 +67,6 @@ def _cpu_op_seconds(window: WindowRecord) -> Table:
     return summed(
         ((dtype_label(t.dtype),), t.nanoseconds / 1e9) for t in window.totals if t.unit == CPU
     )
-
-
-def _peaks(peaks: Peaks) -> Table:
-    for dtype, flops in peaks.flops.items():
-        yield (dtype_label(dtype),), flops
 
 
 def _known(rank: RankView) -> tuple[str, Absence, Absence]:
@@ -157,7 +151,9 @@ KERNELS: Rows = {
     ),
     "ampwatch_peak_flops_per_second": (
         "Peak of the GPU in floating-point operations per second, without sparsity: from its SMs, clock and compute capability, or the setting peak_flops.",
-        part(lambda rank: rank.precision.peaks).by("dtype", read=_peaks),
+        part(lambda rank: rank.precision.peaks).by(
+            "dtype", read=lambda peaks: each({dtype_label(d): n for d, n in peaks.flops.items()})
+        ),
     ),
     "ampwatch_ideal_step_seconds": (
         "Time that the floating-point operations of an iteration would take at the peak of the dtype of each.",

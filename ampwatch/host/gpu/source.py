@@ -86,9 +86,8 @@ class Device:
         """Return the memory of those processes whose pid names the same process here."""
         if isinstance(got, Reason):
             return {}
-        return {
-            p.pid: p.usedGpuMemory for p in got if self._is_host or has_open(p.pid, self._minor)
-        }
+        minor = None if isinstance(self._minor, Reason) else self._minor
+        return {p.pid: p.usedGpuMemory for p in got if self._is_host or has_open(p.pid, minor)}
 
     def _read_instances(self, gpu: Gpu) -> None:
         mode = self._nvml.call("nvmlDeviceGetMigMode", self.handle)
@@ -170,11 +169,13 @@ def is_of_the_host() -> bool:
         return False
 
 
-def has_open(pid: int, minor: int | Reason) -> bool:
+def has_open(pid: int, minor: int | None) -> bool:
     """Return whether the process that has ``pid`` here uses the GPU ``/dev/nvidia<minor>``.
 
     ``False`` as well if this user may not see that, or the number is not known.
     """
+    if minor is None:
+        return False
     device = Path(f"/dev/nvidia{minor}")
     with suppress(OSError):
         # Each by itself: a descriptor can be closed between the listing and the reading.

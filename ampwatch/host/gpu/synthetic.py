@@ -10,16 +10,7 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from ampwatch.host.fleet.gpus import (
-    TENSOR_PIPES,
-    THROTTLE_REASONS,
-    Feature,
-    Gpu,
-    Instance,
-    MigDevice,
-    Pass,
-    Reason,
-)
+from ampwatch.host.fleet.gpus import TENSOR_PIPES, Feature, Gpu, Instance, MigDevice, Pass, Reason
 from ampwatch.host.gpu import gpm
 
 if TYPE_CHECKING:
@@ -110,7 +101,8 @@ def _gpu(index: int, age: float) -> Gpu:
         Feature.CLOCK: {"sm": SM_HERTZ * (1 - hot), "memory": 2.6e9},
         Feature.CLOCK_MAX: {"sm": SM_HERTZ, "memory": 2.6e9},
         Feature.THROTTLE: {
-            **dict.fromkeys(THROTTLE_REASONS[1:], zero),
+            **dict.fromkeys(("sync_boost", "board_limit", "reliability"), zero),
+            **dict.fromkeys(("sw_thermal", "hw_thermal", "hw_power_brake"), zero),
             "sw_power_cap": 0.04 * work,
         },
         Feature.ECC: {"corrected": float(age // 900) if index == 1 else 0.0, "uncorrected": 0.0},

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from ampwatch import __version__
+from ampwatch import __version__, runtime
 from ampwatch.errors import DaemonError
 from ampwatch.host.daemon import web_config
 from ampwatch.host.daemon.access import Access
@@ -34,12 +34,6 @@ from ampwatch.host.daemon.watcher import RingWatcher
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.fleet import CollectorPass
 from ampwatch.host.gpu.collector import gpu_collector
-from ampwatch.runtime import (
-    DAEMON_READ,
-    announcement_path,
-    ring_directories,
-    runtime_directory,
-)
 from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, read_lock
 from ampwatch.wire.rendezvous.machine import Announcement
 from ampwatch.wire.ring.layout import LAYOUT
@@ -120,8 +114,8 @@ class Daemon:
         if options.web_config_file:
             web = web_config.load(options.web_config_file)
         self.fleet = Fleet(settings, clock)
-        directory = runtime_directory(settings.runtime_dir)
-        self._mark = directory / DAEMON_READ
+        directory = runtime.runtime_directory(settings.runtime_dir)
+        self._mark = directory / runtime.DAEMON_READ
         self._watcher = RingWatcher(
             self.fleet,
             _directories(settings, options),
@@ -180,7 +174,7 @@ class Daemon:
     def info(self, pid: int) -> DaemonInfo:
         """Return what the lock file says about this daemon, which runs as ``pid``."""
         settings = self._settings
-        places = ring_directories(settings.ring_dir, settings.runtime_dir)
+        places = runtime.ring_directories(settings.ring_dir, settings.runtime_dir)
         return DaemonInfo(
             pid=pid,
             scheme=self._scheme,
@@ -281,7 +275,7 @@ class Daemon:
 
     def _announce(self) -> None:
         """Announce the daemon of a machine to all users, again where somebody has emptied the place."""
-        place = announcement_path(self._settings.ring_dir)
+        place = runtime.announcement_path(self._settings.ring_dir)
         # What another daemon has put there since is left alone: one of the two is announced.
         if not self._options.machine or (self._announcement and os.path.lexists(place)):
             return
@@ -373,7 +367,7 @@ def serve(settings: Settings, options: DaemonOptions, lock_fd: int | None = None
     Raises:
         DaemonError: If it cannot start, or a part of it died.
     """
-    directory = runtime_directory(settings.runtime_dir)
+    directory = runtime.runtime_directory(settings.runtime_dir)
     lock = _lock(directory, lock_fd)
     daemon = Daemon(settings, options)
     # Before the lock file says whom to end: whoever reads it may do so at once.
@@ -421,7 +415,7 @@ def _directories(settings: Settings, options: DaemonOptions) -> Callable[[], Ite
     if options.machine and not settings.ring_dir:
         check_may_tidy_all()
         return MachineDirectories(settings.runtime_dir)
-    places = ring_directories(settings.ring_dir, settings.runtime_dir)
+    places = runtime.ring_directories(settings.ring_dir, settings.runtime_dir)
     return lambda: places
 
 

@@ -17,13 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ampwatch import runtime
 from ampwatch.errors import DaemonError
-from ampwatch.runtime import (
-    RING_SUFFIX,
-    is_of_its_user,
-    ring_directories,
-    search_ring_directories,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -146,7 +141,7 @@ def _ring_files(directory: int) -> Iterator[tuple[str, os.stat_result]]:
     # By the descriptor, not by the path: the directory cannot be exchanged in between.
     with os.scandir(directory) as entries:
         for entry in islice(entries, MAX_ENTRIES):
-            if entry.name.endswith(RING_SUFFIX):
+            if entry.name.endswith(runtime.RING_SUFFIX):
                 with suppress(FileNotFoundError):  # its run ended just now
                     yield entry.name, entry.stat(follow_symlinks=False)
 
@@ -181,14 +176,14 @@ class MachineDirectories:
         """
         now = self._clock()
         if self._search is None and now >= self._next:
-            self._search = search_ring_directories()
+            self._search = runtime.search_ring_directories()
         if self._search is not None:
             read = list(islice(self._search, MAX_ENTRIES))
             self._known.update(path for path in read if path is not None)
             if len(read) < MAX_ENTRIES:
                 self._search, self._next = None, now + REFRESH_SECONDS
-        own = ring_directories("", self._runtime_dir)
-        self._known = {path for path in self._known.difference(own) if is_of_its_user(path)}
+        own = runtime.ring_directories("", self._runtime_dir)
+        self._known = {path for path in self._known.difference(own) if runtime.is_of_its_user(path)}
         return [*sorted(self._known), *own]
 
 

@@ -14,42 +14,29 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from ampwatch.host.metrics.gpus import GPUS
-from ampwatch.host.metrics.gradients import GRADIENTS, MODULES, PARAMETERS_AND_BUFFERS
-from ampwatch.host.metrics.kernels import KERNELS
+from ampwatch.host.metrics import gpus, gradients, kernels, precision, run, verdict
 from ampwatch.host.metrics.labels import LABELS
 from ampwatch.host.metrics.metric import Metric
-from ampwatch.host.metrics.precision import PRECISION_MIX
-from ampwatch.host.metrics.run import (
-    DAEMON,
-    LOSS_SCALING,
-    RUN,
-    SAMPLING,
-    STEPS_AND_LOSS,
-    TIMES,
-    TRAINING_MEMORY,
-)
-from ampwatch.host.metrics.verdict import FINDINGS, VERDICT
 
 if TYPE_CHECKING:
     from ampwatch.host.metrics.metric import Rows
 
 _ROWS: dict[str, Rows] = {
-    "Daemon": DAEMON,
-    "Run": RUN,
-    "Verdict": VERDICT,
-    "Loss scaling": LOSS_SCALING,
-    "Steps and loss": STEPS_AND_LOSS,
-    "Step time": TIMES,
-    "Memory": TRAINING_MEMORY,
-    "Sampling": SAMPLING,
-    "Gradients": GRADIENTS,
-    "Parameters and buffers": PARAMETERS_AND_BUFFERS,
-    "Modules": MODULES,
-    "Precision mix": PRECISION_MIX,
-    "Kernels": KERNELS,
-    "Findings": FINDINGS,
-    "GPUs": GPUS,
+    "Daemon": run.DAEMON,
+    "Run": run.RUN,
+    "Verdict": verdict.VERDICT,
+    "Loss scaling": run.LOSS_SCALING,
+    "Steps and loss": run.STEPS_AND_LOSS,
+    "Step time": run.TIMES,
+    "Memory": run.TRAINING_MEMORY,
+    "Sampling": run.SAMPLING,
+    "Gradients": gradients.GRADIENTS,
+    "Parameters and buffers": gradients.PARAMETERS_AND_BUFFERS,
+    "Modules": gradients.MODULES,
+    "Precision mix": precision.PRECISION_MIX,
+    "Kernels": kernels.KERNELS,
+    "Findings": verdict.FINDINGS,
+    "GPUs": gpus.GPUS,
 }
 TOPICS = {
     topic: tuple(Metric(name, *row) for name, row in rows.items()) for topic, rows in _ROWS.items()

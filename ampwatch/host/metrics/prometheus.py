@@ -10,13 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-)
+from prometheus_client import CollectorRegistry, core
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.samples import Exemplar
 
@@ -96,16 +90,16 @@ class PrometheusExporter:
 
 
 _FAMILIES: dict[str, Any] = {
-    "counter": CounterMetricFamily,
-    "gauge": GaugeMetricFamily,
-    "histogram": HistogramMetricFamily,
+    "counter": core.CounterMetricFamily,
+    "gauge": core.GaugeMetricFamily,
+    "histogram": core.HistogramMetricFamily,
 }
 
 
 def _family(metric: Metric) -> Any:
     """Return the family of ``metric`` without samples."""
     if metric.type == "info":
-        return InfoMetricFamily(metric.family, metric.help, labels=metric.labels)
+        return core.InfoMetricFamily(metric.family, metric.help, labels=metric.labels)
     family = _FAMILIES[metric.type]
     return family(metric.family, metric.help, labels=metric.labels, unit=metric.unit)
 

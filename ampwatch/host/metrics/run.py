@@ -20,14 +20,7 @@ from ampwatch.host.metrics.scopes import (
 )
 from ampwatch.state import facts
 from ampwatch.state.text import encodable, whole_number
-from ampwatch.wire.records import (
-    MEMORY_PARTS,
-    MEMORY_PLACES,
-    SKIP_CLASSES,
-    RunState,
-    Topic,
-    memory_fact,
-)
+from ampwatch.wire import records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,12 +29,6 @@ if TYPE_CHECKING:
     from ampwatch.host.fleet.fleet import CollectorPass
     from ampwatch.host.metrics.metric import Reader, Rows, ScrapeState
     from ampwatch.host.metrics.scopes import Table
-    from ampwatch.wire.records import (
-        ChecksumRecord,
-        MemoryRecord,
-        PlaceMemory,
-        RunIdentity,
-    )
 
 
 RUN_FACTS = (
@@ -67,7 +54,7 @@ UNKNOWN_SENSOR = "unknown"
 """Value of the label ``sensor`` for errors whose sensor the daemon does not know."""
 
 
-def _info(known: tuple[RunIdentity, str, Mapping[str, str]]) -> Table:
+def _info(known: tuple[records.RunIdentity, str, Mapping[str, str]]) -> Table:
     who, user, known_facts = known
     facts = (known_facts.get(name, "") for name in RUN_FACTS)
     version = encodable(who.version)
@@ -78,8 +65,8 @@ _FACTS = part(lambda rank: rank.facts)
 
 
 def _memory(facts: Mapping[str, str]) -> Table:
-    for holder, place in product(MEMORY_PARTS, MEMORY_PLACES):
-        held = whole_number(facts.get(memory_fact(holder, place), ""))
+    for holder, place in product(records.MEMORY_PARTS, records.MEMORY_PLACES):
+        held = whole_number(facts.get(records.memory_fact(holder, place), ""))
         if held is not None:
             yield (holder, place), held
 
@@ -94,7 +81,7 @@ def _sensor_errors(rank: RankView) -> Table:
     yield from each(errors)
 
 
-_CHECKSUM: NewestRecord[ChecksumRecord] = NewestRecord(lambda rank: rank.checksum)
+_CHECKSUM: NewestRecord[records.ChecksumRecord] = NewestRecord(lambda rank: rank.checksum)
 """The check of weights that is exported now."""
 
 
@@ -110,7 +97,7 @@ RUN: Rows = {
         "Whether the rank is in the given state (1) or not (0).",
         part(lambda rank: rank.state).by(
             "state",
-            read=lambda current: each({s.value: int(s is current) for s in RunState}),
+            read=lambda current: each({s.value: int(s is current) for s in records.RunState}),
         ),
     ),
     "ampwatch_replica_checksum": (
@@ -178,13 +165,13 @@ DAEMON: Rows = {
 }
 
 
-_MEMORY: NewestRecord[MemoryRecord] = NewestRecord(lambda rank: rank.memory)
+_MEMORY: NewestRecord[records.MemoryRecord] = NewestRecord(lambda rank: rank.memory)
 
 
-def _of_each_place(read: Callable[[PlaceMemory], int]) -> Reader:
+def _of_each_place(read: Callable[[records.PlaceMemory], int]) -> Reader:
     """Return the reader of a number of bytes of each place, absent where it is not known."""
 
-    def table(record: MemoryRecord) -> Table:
+    def table(record: records.MemoryRecord) -> Table:
         # By place: a ring is another process's, which may name one twice.
         known = {place.place: read(place) for place in record.places}
         return [((place,), nbytes) for place, nbytes in known.items() if nbytes >= 0]
@@ -224,7 +211,7 @@ STEPS_AND_LOSS: Rows = {
             "class",
             read=lambda optimizer: [
                 ((skip.label,), total)
-                for skip, total in zip(SKIP_CLASSES, optimizer.total_skipped, strict=True)
+                for skip, total in zip(records.SKIP_CLASSES, optimizer.total_skipped, strict=True)
             ],
         ),
     ),
@@ -255,7 +242,7 @@ TIMES: Rows = {
 }
 
 
-_TOPICS = [(topic, (topic.label,)) for topic in Topic]
+_TOPICS = [(topic, (topic.label,)) for topic in records.Topic]
 """Every topic with the values of its label."""
 
 
@@ -283,7 +270,9 @@ SAMPLING: Rows = {
     **exported(facts.SAMPLING),
     "ampwatch_samples_total": (
         "Iterations in which tensors were measured, by topic.",
-        TOTALS.counts("topic", [topic.label for topic in Topic], lambda totals: totals.samples),
+        TOTALS.counts(
+            "topic", [topic.label for topic in records.Topic], lambda totals: totals.samples
+        ),
     ),
     "ampwatch_last_sample_timestamp_seconds": (
         "Unix time of the newest recorded measurement; at most ten a second, unless something is NaN or infinite.",

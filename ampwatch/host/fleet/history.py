@@ -112,11 +112,6 @@ class Bucket:
         self.device_phase_sums = _added(self.device_phase_sums, newer.device_phase_sums)
         self.num_device_phased += newer.num_device_phased
 
-    def put_device(self, record: DevicePhasesRecord) -> None:
-        """Take in an iteration as its device has timed it."""
-        self.device_phase_sums = _added(self.device_phase_sums, record.phases)
-        self.num_device_phased += 1
-
     @property
     def loss_mean(self) -> float:
         """Mean of the finite losses; NaN without any."""
@@ -176,7 +171,9 @@ class History(SpanHistory[Bucket]):
         the last one stay as they were.
         """
         if self.spans and any(record.phases):
-            self.spans[-1].put_device(record)
+            newest = self.spans[-1]
+            newest.device_phase_sums = _added(newest.device_phase_sums, record.phases)
+            newest.num_device_phased += 1
 
     @property
     def recent(self) -> tuple[Sequence[int], int]:

@@ -15,19 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opentelemetry._logs import LogRecord, SeverityNumber
 from opentelemetry.sdk._logs import ReadableLogRecord
-from opentelemetry.sdk.metrics import Exemplar
-from opentelemetry.sdk.metrics.export import (
-    AggregationTemporality,
-    Gauge,
-    Histogram,
-    HistogramDataPoint,
-    MetricsData,
-    NumberDataPoint,
-    ResourceMetrics,
-    ScopeMetrics,
-    Sum,
-)
-from opentelemetry.sdk.metrics.export import Metric as OtlpMetric
+from opentelemetry.sdk.metrics import Exemplar, export
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
@@ -48,7 +36,7 @@ if TYPE_CHECKING:
     Labels = tuple[str, ...]
     Series = tuple[str, Labels]
 
-CUMULATIVE = AggregationTemporality.CUMULATIVE
+CUMULATIVE = export.AggregationTemporality.CUMULATIVE
 
 _RANK = ("run", "rank")
 
@@ -93,7 +81,7 @@ class Snapshots:
         self._scope = InstrumentationScope("ampwatch", __version__)
         self._histories: dict[Series, _SeriesHistory] = {}
 
-    def take(self) -> MetricsData:
+    def take(self) -> export.MetricsData:
         """Return all metrics that have samples, all of one instant."""
         with self._fleet.lock:
             state = ScrapeState(self._fleet)
@@ -109,8 +97,8 @@ class Snapshots:
         ]
         # Series that are gone are forgotten: one of that name that comes later begins anew.
         self._histories = histories
-        scope = ScopeMetrics(self._scope, metrics, "")
-        return MetricsData([ResourceMetrics(self._resource, [scope], "")])
+        scope = export.ScopeMetrics(self._scope, metrics, "")
+        return export.MetricsData([export.ResourceMetrics(self._resource, [scope], "")])
 
     def _converted(
         self,
@@ -119,20 +107,20 @@ class Snapshots:
         now_ns: int,
         began: Mapping[Labels, int],
         histories: dict[Series, _SeriesHistory],
-    ) -> OtlpMetric:
+    ) -> export.Metric:
         make: Callable[..., Any] = _distribution if metric.type == "histogram" else _number
         points = []
         for labels, value in samples:
             start_ns = self._start(metric, labels, value, now_ns, began, histories)
             points.append(make(metric, labels, value, start_ns, now_ns))
-        data: Gauge | Sum | Histogram
+        data: export.Gauge | export.Sum | export.Histogram
         if metric.type == "gauge":
-            data = Gauge(points)
+            data = export.Gauge(points)
         elif metric.type == "histogram":
-            data = Histogram(points, CUMULATIVE)
+            data = export.Histogram(points, CUMULATIVE)
         else:
-            data = Sum(points, CUMULATIVE, is_monotonic=metric.type == "counter")
-        return OtlpMetric(metric.name, metric.help, UNITS.get(metric.unit, ""), data)
+            data = export.Sum(points, CUMULATIVE, is_monotonic=metric.type == "counter")
+        return export.Metric(metric.name, metric.help, UNITS.get(metric.unit, ""), data)
 
     def _start(
         self,
@@ -254,25 +242,27 @@ def _attributes(metric: Metric, labels: Labels) -> dict[str, str]:
 
 def _number(
     metric: Metric, labels: Labels, value: Any, start_ns: int, now_ns: int
-) -> NumberDataPoint:
+) -> export.NumberDataPoint:
     exemplars: list[Exemplar] = []
     if isinstance(value, Exemplified):
         exemplars = [Exemplar(value.labels, 1.0, int(value.time_s * 1e9))]
         value = value.value
     # Always a double, as Prometheus has it: a series that is at times an integer is two to a backend.
-    return NumberDataPoint(_attributes(metric, labels), start_ns, now_ns, float(value), exemplars)
+    return export.NumberDataPoint(
+        _attributes(metric, labels), start_ns, now_ns, float(value), exemplars
+    )
 
 
 def _distribution(
     metric: Metric, labels: Labels, value: Distribution, start_ns: int, now_ns: int
-) -> HistogramDataPoint:
+) -> export.HistogramDataPoint:
     upto = [count for _, count in value.buckets]
     counts = [count - below for count, below in zip(upto, [0, *upto[:-1]], strict=True)]
     bounds = [bound for bound, _ in value.buckets if math.isfinite(bound)]
     # What is not known is unset. The classes are typed for what the SDK itself measures.
     total: Any = value.sum
     unknown: Any = None
-    return HistogramDataPoint(
+    return export.HistogramDataPoint(
         _attributes(metric, labels),
         start_ns,
         now_ns,

@@ -61,9 +61,6 @@ def _info(known: tuple[records.RunIdentity, str, Mapping[str, str]]) -> Table:
     yield (str(who.world_size), str(who.local_rank), version, user, *facts), 1
 
 
-_FACTS = part(lambda rank: rank.facts)
-
-
 def _memory(facts: Mapping[str, str]) -> Table:
     for holder, place in product(records.MEMORY_PARTS, records.MEMORY_PLACES):
         held = whole_number(facts.get(records.memory_fact(holder, place), ""))
@@ -110,7 +107,7 @@ RUN: Rows = {
     ),
     "ampwatch_memory_bytes": (
         "Memory held by ampwatch, in multiples of 64 KiB, without Python objects and code. Updated after each sampled iteration.",
-        _FACTS.by("part", "memory", read=_memory),
+        part(lambda rank: rank.facts).by("part", "memory", read=_memory),
     ),
     "ampwatch_sensor_errors_total": (
         "Exceptions inside ampwatch that it kept from the training loop.",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ampwatch.host.metrics.metric import Exemplified, Reader
 from ampwatch.numerics.formats import FORMATS, PLAIN
-from ampwatch.wire.records import OTHER_OPTIMIZERS, OptimizerRecord, Topic
+from ampwatch.wire import records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,12 +23,6 @@ if TYPE_CHECKING:
     from ampwatch.host.fleet.histogram import Distribution
     from ampwatch.host.metrics.metric import Rows, ScrapeState
     from ampwatch.state.facts import Fact
-    from ampwatch.wire.records import (
-        CensusRecord,
-        RangeRecord,
-        SamplingRecord,
-        WindowRecord,
-    )
 
     Value = float | Exemplified | Distribution
     Table = Iterable[tuple[tuple[str, ...], Value]]
@@ -51,7 +45,7 @@ OTHER_DTYPE = "other"
 NO_DTYPE = "unknown"
 """Value for a kernel whose name says no dtype: to Prometheus an empty label is no label."""
 
-_UNUSED_OPTIMIZER = OptimizerRecord(
+_UNUSED_OPTIMIZER = records.OptimizerRecord(
     step=0, index=0, skipped=False, total_steps=0, total_skipped=(0, 0, 0, 0)
 )
 
@@ -164,19 +158,20 @@ def summed(samples: Iterable[tuple[tuple[str, ...], float]]) -> Table:
     return totals.items()
 
 
-def _optimizers(state: ScrapeState) -> Iterator[tuple[tuple[str, ...], OptimizerRecord]]:
+def _optimizers(state: ScrapeState) -> Iterator[tuple[tuple[str, ...], records.OptimizerRecord]]:
     """Yield the optimizers; before one was seen the first, so that its counters start at 0."""
     for values, rank in state.ranks:
         known = rank.optimizers or {0: _UNUSED_OPTIMIZER}
         # In a ring an index is any number; the view has taken those beyond the limit together.
         for index in sorted(known):
-            yield (*values, "other" if index == OTHER_OPTIMIZERS else str(index)), known[index]
+            label = "other" if index == records.OTHER_OPTIMIZERS else str(index)
+            yield (*values, label), known[index]
 
 
-def per_module(topic: Topic) -> Scope[RangeRecord]:
+def per_module(topic: records.Topic) -> Scope[records.RangeRecord]:
     """Return the modules that a rank exports series of and that have ranges of ``topic``."""
 
-    def walk(state: ScrapeState) -> Iterator[tuple[tuple[str, ...], RangeRecord]]:
+    def walk(state: ScrapeState) -> Iterator[tuple[tuple[str, ...], records.RangeRecord]]:
         for values, rank in state.ranks:
             for module in rank.ranges.modules.exported:
                 record = rank.ranges.newest(topic, module)
@@ -199,7 +194,7 @@ ONCE: Scope[ScrapeState] = Scope((), lambda state: [((), state)])
 """Whatever there is one of on a machine: the daemon. Its member is the whole state."""
 
 PER_RANK: Scope[RankView] = Scope(_RANK, lambda state: state.ranks)
-PER_OPTIMIZER: Scope[OptimizerRecord] = Scope((*_RANK, "optimizer"), _optimizers)
+PER_OPTIMIZER: Scope[records.OptimizerRecord] = Scope((*_RANK, "optimizer"), _optimizers)
 
 PER_GPU: Scope[Gpu] = Scope(GPU_LABELS, lambda state: state.gpus)
 """The GPUs that were ever seen; one that has gone has no readings."""
@@ -207,13 +202,13 @@ PER_GPU: Scope[Gpu] = Scope(GPU_LABELS, lambda state: state.gpus)
 PER_INSTANCE: Scope[Instance] = Scope((*GPU_LABELS, "gpu_instance"), _instances)
 """The GPU instances of GPUs in MIG mode."""
 
-TOTALS: NewestRecord[SamplingRecord] = NewestRecord(lambda rank: rank.totals)
+TOTALS: NewestRecord[records.SamplingRecord] = NewestRecord(lambda rank: rank.totals)
 """The newest totals of sampling."""
 
-CENSUS: NewestRecord[CensusRecord] = NewestRecord(lambda rank: rank.precision.census)
+CENSUS: NewestRecord[records.CensusRecord] = NewestRecord(lambda rank: rank.precision.census)
 """The newest op census."""
 
-WINDOW: NewestRecord[WindowRecord] = NewestRecord(lambda rank: rank.precision.window)
+WINDOW: NewestRecord[records.WindowRecord] = NewestRecord(lambda rank: rank.precision.window)
 """The newest profiler window; its numbers are totals of all windows so far."""
 
 

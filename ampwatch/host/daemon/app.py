@@ -213,10 +213,7 @@ class Daemon:
         return "" if self.wants_token or self._server.asks_who else OPEN_TO_ALL
 
     def run(self, lock: DaemonLock) -> None:
-        """Serve until a signal ends it, or until idle; then let go of everything.
-
-        Args:
-            lock: The lock that makes this the one daemon; given back at the end.
+        """Serve until a signal ends it, or until idle; then let go of everything, of the lock last.
 
         Raises:
             DaemonError: If a part of the daemon died: better no page than a frozen one.
@@ -358,11 +355,8 @@ def is_of_own_user(signal_info: signal.struct_siginfo) -> bool:
 def serve(settings: Settings, options: DaemonOptions, lock_fd: int | None = None) -> None:
     """Be the daemon, in this process or, for the launcher, in a detached child.
 
-    Args:
-        settings: The checked settings.
-        options: Wishes that are no settings.
-        lock_fd: Descriptor of the lock that the launcher took. Then the daemon detaches as
-            soon as it listens, and this process exits with 0.
+    The launcher gives the descriptor of the lock that it took. Then the daemon detaches as soon as
+    it listens, and this process exits with 0.
 
     Raises:
         DaemonError: If it cannot start, or a part of it died.

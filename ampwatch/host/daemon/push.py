@@ -193,11 +193,8 @@ class Outlet:
 def open_pusher(fleet: Fleet, url: str, instance: str, host: str) -> Pusher:
     """Return what pushes the metrics and findings of ``fleet``, not yet started.
 
-    Args:
-        fleet: What is exported.
-        url: Base address of the receiver; empty for what the standard variables say.
-        instance: ``host:port`` of this daemon.
-        host: Name of this machine.
+    It sends to the base address ``url``, or where the standard variables say if that is empty, as the
+    daemon at ``instance`` (``host:port``) on the machine ``host``.
 
     Raises:
         DaemonError: If the packages are not there, or a wish makes no sense.

@@ -107,10 +107,8 @@ class Lane:
     def ask(self, job: Callable[[], Any], key: Hashable = None) -> Future[Any]:
         """Return the future result of ``job``.
 
-        Args:
-            job: What to do.
-            key: Jobs of one key have the same result. Those that wait are done once; one that has
-                begun is not joined, as it may miss what has happened since.
+        Jobs of one key have the same result. Those that wait are done once; one that has begun is
+        not joined, as it may miss what has happened since.
 
         Raises:
             queue.Full: If too many wait already.

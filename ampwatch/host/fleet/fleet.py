@@ -296,9 +296,7 @@ def share_modules(ranks: Iterable[RankView], which: str) -> None:
     Ranks that train on copies of one model measure nearly the same of each module: gradients are equal once
     they are reduced, activations alike. Their steps, time and trouble differ, and are never left out.
 
-    Args:
-        ranks: Those of one machine, by run and rank.
-        which: The setting ``module_series_ranks``.
+    The ranks are those of one machine, by run and rank; ``which`` is the setting ``module_series_ranks``.
     """
     # ``groupby`` needs equal runs side by side, which the order of the ranks gives it.
     for _, job in groupby(ranks, key=lambda rank: rank.run):

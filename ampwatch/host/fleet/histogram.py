@@ -82,10 +82,7 @@ _WINDOW_NS = HOLD_SECONDS * 1_000_000_000
 
 
 class Peak:
-    """The extreme of the values put in during the last one to two windows.
-
-    Args:
-        best: ``min`` or ``max``.
+    """The extreme, by ``min`` or ``max``, of the values put in during the last one to two windows.
 
     Cost: Three attributes, whatever the number of values.
     """

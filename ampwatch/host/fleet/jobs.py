@@ -101,11 +101,7 @@ class Job:
 
 
 def jobs_of(views: Mapping[str, RankView]) -> list[Job]:
-    """Return the jobs of ``views``, the one that started first first.
-
-    Args:
-        views: Ranks by the path of their ring, which decides where two started at once.
-    """
+    """Return the jobs of ``views``, the one that started first first; of two at once the path decides."""
     order = sorted(views.items(), key=lambda item: (item[1].identity.started_ns, item[0]))
     found = together((view for _, view in order), lambda view: (view.name, view.uid))
     firsts = (next(iter(ranks.values())) for ranks in found)

@@ -66,12 +66,9 @@ class NameOwners:
         self._is_saved, self._due_s = True, 0.0
 
     def claim(self, name: str, uid: int, now: float) -> None:
-        """Note that a run of this name and user is there; the name is that user's if it is nobody's.
+        """Note that a run of this name and user is there at Unix time ``now``, in s.
 
-        Args:
-            name: Name of the run.
-            uid: Owner of its ring.
-            now: Unix time. Unit: s.
+        The name is that user's if it is nobody's.
         """
         owner = self._owners.get(name)
         if owner is None or now - owner.seen_s > KEPT_SECONDS:

@@ -53,10 +53,7 @@ class Device:
         self._instance_gpm: dict[InstanceKey, Gpm] = {}
 
     def read(self, xid: Reason) -> Gpu:
-        """Return everything that can be read of the GPU.
-
-        Args:
-            xid: Whether its XID errors are listened for.
+        """Return everything that can be read of the GPU; ``xid`` is whether its errors are listened for.
 
         Cost: Some thirty calls, most of them microseconds.
         """
@@ -116,8 +113,7 @@ class Device:
     def _instances(self, parts: dict[str, Answer]) -> list[tuple[InstanceKey, list[Any]]]:
         """Return the GPU instances, each with the handles of its MIG devices.
 
-        Args:
-            parts: Takes up, as ``devices``, why one of them cannot be looked at.
+        Why one of them cannot be looked at goes into ``parts``, as ``devices``.
         """
         found: dict[int, list[MigDevice]] = {}
         handles: dict[int, list[Any]] = {}

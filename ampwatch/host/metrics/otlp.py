@@ -217,14 +217,9 @@ def _event(who: Labels, finding: Finding, seen_ns: int, now_ns: int) -> LogRecor
 
 
 def resource(instance: str, host: str) -> Resource:
-    """Return what says which daemon sends.
+    """Return what says which daemon sends, by its ``host:port``, as no other has it, and its machine.
 
-    Args:
-        instance: ``host:port`` of the daemon, as no other has it.
-        host: Name of the machine.
-
-    Returns:
-        With what ``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES`` say, over everything else.
+    What ``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES`` say goes over everything else.
     """
     own = {
         "service.name": "ampwatch",

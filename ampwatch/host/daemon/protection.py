@@ -133,11 +133,7 @@ logger = logging.getLogger(__name__)
 
 
 class TokenBucket:
-    """Allows a request an interval, and bursts, over all clients.
-
-    Args:
-        clock: Monotonic time. Unit: s.
-    """
+    """Allows a request an interval, and bursts, over all clients; its clock is monotonic, in s."""
 
     def __init__(self, limit: RateLimit, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit = limit

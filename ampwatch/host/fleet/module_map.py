@@ -201,9 +201,7 @@ class ModuleMap(SpanHistory[MapColumn]):
 def byte_of(reason: str, amount: float) -> int:
     """Return the byte of trouble that is notable, the larger the worse.
 
-    Args:
-        reason: One of ``MAP_REASONS``.
-        amount: Its severity, as ``trouble.py`` has it; of what is not finite the share.
+    The amount is the severity, as ``trouble.py`` has it; of what is not finite the share.
     """
     return NOTABLE + round(_SPAN * min(max(_place(reason, amount), 0.0), 1.0))
 

@@ -53,11 +53,7 @@ class Owner(NamedTuple):
 
 
 class NameOwners:
-    """The owners of the names of runs.
-
-    Args:
-        clock: Monotonic time. Unit: s.
-    """
+    """The owners of the names of runs; their clock is monotonic, in s."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._owners: dict[str, Owner] = {}

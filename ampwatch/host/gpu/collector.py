@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 from ampwatch.host.fleet.fleet import CollectorPass
 from ampwatch.host.fleet.gpus import NOTHING_WRONG, Pass, Reason, unseen
-from ampwatch.host.gpu.source import open_source
+from ampwatch.host.gpu.source import NvmlSource, open_source
 from ampwatch.host.gpu.synthetic import SyntheticSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ampwatch.host.fleet import Fleet
-    from ampwatch.host.gpu.source import Source
     from ampwatch.settings import Settings
 
 NAME = "gpu"
@@ -38,6 +37,9 @@ SILENT_SECONDS = 60.0
 """A pass that takes longer hangs in the driver. Eight GPUs that have to wake up take 20 s. Unit: s."""
 
 STOP_SECONDS = 2.0
+
+Source = NvmlSource | SyntheticSource
+"""What reads GPUs, in one thread. ``close`` returns whether a new one may be opened in this process."""
 
 ANSWERS = (Reason.OK, Reason.SWITCHED_OFF)
 """States of NVML in which an open source need not be opened anew; synthetic GPUs have it off."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ampwatch.host.fleet.gpus import GONE, Feature, Gpu, Instance, MigDevice, Pass, Reason
 from ampwatch.host.gpu import gpm, readings
@@ -180,16 +180,6 @@ def has_open(pid: int, minor: int | None) -> bool:
                 if link.readlink() == device:
                     return True
     return False
-
-
-class Source(Protocol):
-    """A source of readings of GPUs. Used by one thread."""
-
-    def read(self) -> Pass:
-        """Return the readings of all GPUs now."""
-
-    def close(self) -> bool:
-        """Let go of everything; return whether a new one may be opened in this process."""
 
 
 class NvmlSource:

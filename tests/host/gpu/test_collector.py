@@ -9,8 +9,7 @@ import pytest
 
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.gpus import Feature, Gpu, Pass, Reason
-from ampwatch.host.gpu.collector import GpuCollector
-from ampwatch.host.gpu.source import Source
+from ampwatch.host.gpu.collector import GpuCollector, Source
 from ampwatch.settings import Settings
 from ampwatch.wire.records import FactsRecord
 from tests.workshop.clocks import Clock

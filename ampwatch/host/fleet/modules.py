@@ -59,7 +59,7 @@ class Modules:
 
     @property
     def spoken_for(self) -> frozenset[str]:
-        """Names of those whose series another rank exports instead (``exported.py``)."""
+        """Names of those whose series another rank exports instead (``share_modules``)."""
         return self._spoken_for
 
     @spoken_for.setter

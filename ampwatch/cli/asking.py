@@ -6,21 +6,31 @@ import os
 import secrets
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ampwatch.cli.output import seconds
-from ampwatch.errors import AskError, did_you_mean
+from ampwatch.cli.progress import progress
+from ampwatch.errors import AskError, RingError, did_you_mean
+from ampwatch.host.daemon.discovery import find_rings
+from ampwatch.runtime import ring_directories
+from ampwatch.settings import Settings
+from ampwatch.wire.ring import RingReader
+from ampwatch.wire.ring.requests import (
+    Answer,
+    Request,
+    read_answer,
+    read_request,
+    withdraw,
+    write_request,
+)
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
-    from contextlib import ExitStack
 
     from ampwatch.wire.records import PlanRecord
-    from ampwatch.wire.ring import RingReader
-    from ampwatch.wire.ring.requests import Answer
 
 POLL_SECONDS = 0.05
 TIMEOUT_SECONDS = 120.0
@@ -40,14 +50,12 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def running(undo: ExitStack) -> list[RingReader]:
-    """Return the rings of this user whose training runs."""
-    from ampwatch.errors import RingError  # noqa: PLC0415
-    from ampwatch.host.daemon.discovery import find_rings  # noqa: PLC0415 - not for --help
-    from ampwatch.runtime import ring_directories  # noqa: PLC0415
-    from ampwatch.settings import Settings  # noqa: PLC0415
-    from ampwatch.wire.ring import RingReader  # noqa: PLC0415
+def choose(undo: ExitStack, run_name: str | None, rank: int | None) -> RingReader:
+    """Return the ring of the one training of this user that is meant and runs.
 
+    Raises:
+        AskError: If there is none, or more than one.
+    """
     settings = Settings.resolve()
     directories = ring_directories(settings.ring_dir, settings.runtime_dir)
     readers = []
@@ -57,15 +65,6 @@ def running(undo: ExitStack) -> list[RingReader]:
             undo.callback(reader.close)
             if reader.writer_alive():
                 readers.append(reader)
-    return readers
-
-
-def choose(readers: Sequence[RingReader], run_name: str | None, rank: int | None) -> RingReader:
-    """Return the one training that is meant.
-
-    Raises:
-        AskError: If there is none, or more than one.
-    """
     matching = [
         reader
         for reader in readers
@@ -97,6 +96,33 @@ def _name(reader: RingReader) -> str:
     return f"--run {who.run} --rank {who.rank}  (process {who.pid})"
 
 
+def answer_of(
+    reader: RingReader, what: str, timeout_s: float, plan: Sequence[PlanRecord] = ()
+) -> tuple[bytes, Answer]:
+    """Ask a training for something; return what it has written, and its answer.
+
+    Args:
+        reader: Of its ring.
+        what: ``errors``, ``layers`` or ``follow``.
+        timeout_s: How long it is waited for. Unit: s.
+        plan: Of ``follow``: the precision plan, layer by layer.
+
+    Raises:
+        AskError: If it cannot be asked, does not answer, says why not, or its answer cannot be read.
+    """
+    run = reader.identity.run
+    doing = f"having {run} follow the plan" if plan else f"waiting for an iteration of {run} to end"
+    with ExitStack() as undo, progress(doing):
+        # Beside the ring, which both can reach: a container may have a /tmp of its own.
+        raw = empty_file(reader.path.with_name(f"{what}.json"), undo)
+        answer = ask(reader, raw, what, 1, timeout_s, undo, plan=plan)
+        try:
+            return raw.read_bytes(), answer
+        except OSError as error:
+            msg = f"cannot read the answer of the training: {error}"
+            raise AskError(msg) from error
+
+
 def ask(
     reader: RingReader,
     raw: Path,
@@ -121,8 +147,6 @@ def ask(
     Raises:
         AskError: If it cannot be asked, does not answer, or says why not.
     """
-    from ampwatch.wire.ring.requests import Request, write_request  # noqa: PLC0415
-
     request = Request(secrets.token_hex(8), os.getpid(), raw, iterations, what, tuple(plan))
     _make_room(reader.path)
     # Before it is written: Ctrl-C may come right after.
@@ -135,12 +159,7 @@ def ask(
     except OSError as error:
         msg = f"cannot ask the training, beside its ring {str(reader.path)!r}: {error}"
         raise AskError(msg) from error
-    noun = _NOUNS[what]
-    answer = _wait(reader, request.token, timeout_s, noun)
-    if answer.why_not:
-        msg = f"no {noun}: {answer.why_not}"
-        raise AskError(msg)
-    return answer
+    return _wait(reader, request.token, timeout_s, _NOUNS[what])
 
 
 _NOUNS = {
@@ -153,8 +172,6 @@ _NOUNS = {
 
 def _take_back(ring: Path, token: str) -> None:
     """Take a request and its answer back, unless the request that is there is somebody else's."""
-    from ampwatch.wire.ring.requests import read_request, withdraw  # noqa: PLC0415
-
     try:
         is_ours = read_request(ring).token == token
     except FileNotFoundError:  # the training has taken it
@@ -167,8 +184,6 @@ def _take_back(ring: Path, token: str) -> None:
 
 def _make_room(ring: Path) -> None:
     """Take away the request of somebody who is no more."""
-    from ampwatch.wire.ring.requests import read_request, withdraw  # noqa: PLC0415
-
     with suppress(OSError, ValueError):
         # Signal 0 only asks whether the process exists. One of another user raises PermissionError,
         # an OSError: it lives, and its request stays.
@@ -198,14 +213,15 @@ def empty_file(output: Path, undo: ExitStack) -> Path:
 
 
 def _wait(reader: RingReader, token: str, timeout_s: float, noun: str) -> Answer:
-    from ampwatch.wire.ring.requests import read_answer  # noqa: PLC0415
-
     until = time.monotonic() + timeout_s
     while True:
         lives = reader.writer_alive()  # before the answer: what it wrote at last is there then
         with suppress(OSError, ValueError):
             answer = read_answer(reader.path)
             if answer.token == token:
+                if answer.why_not:
+                    msg = f"no {noun}: {answer.why_not}"
+                    raise AskError(msg)
                 return answer
         if not lives:
             msg = f"no {noun}: the training {_name(reader)} has ended"

@@ -10,8 +10,6 @@ from ampwatch.cli import add_verb
 if TYPE_CHECKING:
     import argparse
 
-HELP = "plan formats, show where errors appear, compare two runs"
-
 DESCRIPTION = """\
 The laboratory: the error of a training in other number formats, op by op, and the first
 difference between two runs of the same batches.
@@ -24,5 +22,5 @@ environment of the training, turns it on.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verbs of the verb."""
     verbs = parser.add_subparsers(title="commands", metavar="<command>")
-    for verb in laboratory.VERBS:
-        add_verb(verbs, verb, laboratory.load(f"cli.{verb}"))
+    for verb, text in laboratory.VERBS.items():
+        add_verb(verbs.add_parser(verb, help=text), laboratory.load(f"cli.{verb}"))

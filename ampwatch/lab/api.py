@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampwatch.errors import CLOSED, SettingsError, StateError
 from ampwatch.lab.budget import ErrorBudget
-from ampwatch.lab.precision import LIMIT_DB, MAX_FLUSHED
+from ampwatch.lab.precision import LIMIT_DB, MAX_FLUSHED, planner
 from ampwatch.lab.precision.planner import plan_of, records_of
 from ampwatch.lab.training.budgets import checked
 from ampwatch.lab.training.part import Lab
@@ -98,7 +98,7 @@ def plan(
     Cost:
         Some 10 ms for a layer and phase.
     """
-    made = plan_of(watch.box(), limit=limit, max_flushed=max_flushed, gpu=gpu, formats=formats)
+    made = plan_of(watch.box(), planner.checked(limit, max_flushed, gpu, formats))
     lab = _part(watch)
     if lab is None:
         return replace(made, why_not=_why_none(watch))

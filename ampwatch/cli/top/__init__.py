@@ -8,12 +8,15 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
+from ampwatch.cli import daemon_state
+from ampwatch.cli.output import encodable, piped
+from ampwatch.cli.top.table import clean, once
+from ampwatch.settings import Settings
+
 if TYPE_CHECKING:
     import argparse
 
     from ampwatch.report.rank_list import RankList
-
-HELP = "show all runs on this machine, live, worst first"
 
 DESCRIPTION = """\
 Show all runs on this machine: one line for each rank, worst first, with its finding, its recent
@@ -60,11 +63,6 @@ def run(args: argparse.Namespace) -> int:
         SettingsError: If a setting is not usable.
         DaemonError: If no daemon serves, or it refuses.
     """
-    from ampwatch.cli import daemon_state  # noqa: PLC0415 - --help must be quick
-    from ampwatch.cli.output import encodable, piped  # noqa: PLC0415 - likewise
-    from ampwatch.cli.top.table import clean, once  # noqa: PLC0415 - likewise
-    from ampwatch.settings import Settings  # noqa: PLC0415 - likewise
-
     settings = Settings.resolve()
 
     def read() -> tuple[RankList, str]:

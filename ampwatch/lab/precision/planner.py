@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.errors import SettingsError, did_you_mean
@@ -88,9 +87,8 @@ class _Candidate(NamedTuple):
         return formats_in_words((self.left.name, self.right.name))
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """Arguments of a plan, checked."""
+class Wanted(NamedTuple):
+    """What a plan is asked for: made by ``checked``."""
 
     limit_db: float  # as in ``Plan``
     max_flushed: float  # as in ``Plan``
@@ -99,9 +97,12 @@ class _Asked:
 
 
 def checked(
-    limit: float, max_flushed: float, gpu: str | None, formats: Iterable[str] | None
-) -> _Asked:
-    """Check the arguments of ``plan_of``.
+    limit: float = LIMIT_DB,
+    max_flushed: float = MAX_FLUSHED,
+    gpu: str | None = None,
+    formats: Iterable[str] | None = None,
+) -> Wanted:
+    """Return the arguments of ``ampwatch.lab.plan``, checked; without formats those of ``CANDIDATES``.
 
     Raises:
         SettingsError: If one of them makes no sense.
@@ -115,7 +116,7 @@ def checked(
         msg = "expected at least one format to choose from, got none"
         raise SettingsError(msg)
     ordered = sorted(map(format_named, names), key=_bits)
-    return _Asked(limit, max_flushed, find_gpu(gpu) if gpu else None, tuple(ordered))
+    return Wanted(limit, max_flushed, find_gpu(gpu) if gpu else None, tuple(ordered))
 
 
 def format_named(name: str) -> FloatFormat:
@@ -133,50 +134,36 @@ def format_named(name: str) -> FloatFormat:
     return FORMATS[name]
 
 
-def plan_of(
-    box: Box,
-    *,
-    limit: float = LIMIT_DB,
-    max_flushed: float = MAX_FLUSHED,
-    gpu: str | None = None,
-    formats: Iterable[str] | None = None,
-) -> Plan:
+def plan_of(box: Box, wanted: Wanted) -> Plan:
     """Make the plan of a run.
 
     Args:
         box: What is known of one of its ranks.
-        limit: Least signal-to-quantisation-noise ratio of a product. Unit: dB.
-        max_flushed: Largest share of an operand that may become zero.
-        gpu: Name of a GPU of ``GPUS``; ``None`` for any.
-        formats: Names of the formats to choose from; ``None`` for ``CANDIDATES``.
+        wanted: What is asked for.
 
     Returns:
         The plan. Where there is none, its ``why_not`` says why, and what to do.
 
-    Raises:
-        SettingsError: If an argument makes no sense.
-
     Cost: some 10 ms a layer.
     """
-    asked = checked(limit, max_flushed, gpu, formats)
     layers = [record for record in box.layers if record.has_products]
     run = box.identity.run
     if not layers:
         return Plan(run=run, why_not=_why_none(box))
     scale = _loss_scale(layers)
     last = max(layers, key=lambda record: record.order).module
-    plans = [_LayerPlanner(r, asked, scale, is_last=r.module == last).plan() for r in layers]
+    plans = [_LayerPlanner(r, wanted, scale, is_last=r.module == last).plan() for r in layers]
     return Plan(
         run=run,
-        limit_db=limit,
-        max_flushed=max_flushed,
-        gpu=asked.gpu.name if asked.gpu else "",
-        formats=tuple(fmt.name for fmt in asked.formats),
+        limit_db=wanted.limit_db,
+        max_flushed=wanted.max_flushed,
+        gpu=wanted.gpu.name if wanted.gpu else "",
+        formats=tuple(fmt.name for fmt in wanted.formats),
         layers=tuple(plans),
         kept=tuple(_kept(box.layers)),
         loss_scale=2.0**scale,
         phases=_phases(layers),
-        notes=tuple(_notes(layers, asked)),
+        notes=tuple(_notes(layers, wanted)),
     )
 
 
@@ -241,15 +228,15 @@ def _bits(fmt: FloatFormat) -> float:
     return fmt.stored_bits + (fmt.block.scale.stored_bits / fmt.block.elements if fmt.block else 0)
 
 
-def _candidates(product: str, asked: _Asked) -> list[_Candidate]:
+def _candidates(product: str, wanted: Wanted) -> list[_Candidate]:
     """Return the formats of a product, the cheapest first."""
-    found = [_Candidate(fmt, fmt, _bits(fmt)) for fmt in asked.formats]
+    found = [_Candidate(fmt, fmt, _bits(fmt)) for fmt in wanted.formats]
     e4m3, e5m2 = FORMATS["float8_e4m3fn"], FORMATS["float8_e5m2"]
-    if product != FORWARD and {e4m3, e5m2} <= set(asked.formats):
+    if product != FORWARD and {e4m3, e5m2} <= set(wanted.formats):
         # What Transformer Engine calls hybrid: range for gradients, digits for the rest.
         place = next(n for n, c in enumerate(found) if c.left is e5m2)
         found[place] = _Candidate(e5m2, e4m3, _bits(e5m2))
-    gpu = asked.gpu
+    gpu = wanted.gpu
     if gpu is not None:
         # What it does not multiply first, which is then refused; of the rest the fastest.
         found.sort(key=lambda c: (gpu.multiplies(c.left), -_speed(gpu, c), c.bits))
@@ -307,14 +294,14 @@ class _LayerPlanner:
 
     Args:
         record: The layer.
-        asked: What is asked for.
+        wanted: What is asked for.
         scale: Exponent of the loss scale of gradients in float16.
         is_last: Whether it is the last one that is called.
     """
 
-    def __init__(self, record: LayerRecord, asked: _Asked, scale: int, *, is_last: bool) -> None:
+    def __init__(self, record: LayerRecord, wanted: Wanted, scale: int, *, is_last: bool) -> None:
         self._record = record
-        self._asked = asked
+        self._wanted = wanted
         self._losses = _Losses(record, scale)
         self._why_wide = ""
         if is_last:
@@ -340,7 +327,7 @@ class _LayerPlanner:
         if missing:
             return self._planned(product, None, None, "", f"{' and '.join(missing)} not measured")
         cheaper = why = ""
-        for candidate in _candidates(product, self._asked):
+        for candidate in _candidates(product, self._wanted):
             refusal, loss = self._refusal(product, candidate), None
             if not refusal:
                 refusal, loss = self._judge(product, candidate)
@@ -352,7 +339,7 @@ class _LayerPlanner:
 
     def _refusal(self, product: str, candidate: _Candidate) -> str:
         """Return why a format is out of the question, whatever it would lose; empty if it is not."""
-        gpu = self._asked.gpu
+        gpu = self._wanted.gpu
         if gpu is not None and not gpu.multiplies(candidate.left):
             return f"{gpu.name} does not multiply it"
         if candidate.bits >= WIDE_BITS:
@@ -375,7 +362,7 @@ class _LayerPlanner:
 
     def _judge(self, product: str, candidate: _Candidate) -> tuple[str, CastLoss | None]:
         """Return why a product loses too much by a format, empty if it does not; and its loss."""
-        asked, operands = self._asked, OPERANDS[product]
+        wanted, operands = self._wanted, OPERANDS[product]
         formats = candidate.left, candidate.right
         found = [self._losses.of(o, fmt) for o, fmt in zip(operands, formats, strict=True)]
         known = [loss for loss in found if loss is not None]
@@ -386,10 +373,10 @@ class _LayerPlanner:
         pairs = list(zip(operands, known, strict=True))
         if ratio == -math.inf:
             return f"{min(pairs, key=lambda pair: pair[1].sqnr_db)[0].label} overflows", loss
-        if ratio < asked.limit_db:
+        if ratio < wanted.limit_db:
             each = ", ".join(f"{o.label} {x.sqnr_db:.1f}" for o, x in pairs)
             return f"{ratio:.1f} dB ({each})", loss
-        if loss.flushed_share > asked.max_flushed:
+        if loss.flushed_share > wanted.max_flushed:
             worst = max(pairs, key=lambda pair: pair[1].flushed_share)[0]
             return f"{loss.flushed_share:.1%} of {worst.label} become zero", loss
         return "", loss
@@ -402,7 +389,7 @@ class _LayerPlanner:
         cheaper: str,
         why: str,
     ) -> ProductPlan:
-        record, gpu = self._record, self._asked.gpu
+        record, gpu = self._record, self._wanted.gpu
         now = FORMATS.get(record.dtype, FORMATS["float32"])
         left, right = (candidate.left, candidate.right) if candidate else (now, now)
         elements = {
@@ -471,7 +458,7 @@ def _phases(layers: Sequence[LayerRecord]) -> tuple[PhaseSteps, ...]:
     return tuple(found)
 
 
-def _notes(layers: Sequence[LayerRecord], asked: _Asked) -> Iterable[str]:
+def _notes(layers: Sequence[LayerRecord], wanted: Wanted) -> Iterable[str]:
     unmeasured = [r.module for r in layers if len({o.operand for o in r.operands}) < len(Operand)]
     if unmeasured:
         yield (
@@ -479,7 +466,7 @@ def _notes(layers: Sequence[LayerRecord], asked: _Asked) -> Iterable[str]:
             " measurements take turns, so ask again some hundred steps later; weights that are computed"
             " (parametrizations), inputs given by name and layers in compiled code never are"
         )
-    is_blocked = any(fmt.block for fmt in asked.formats)
+    is_blocked = any(fmt.block for fmt in wanted.formats)
     if is_blocked and not any(operand.blocks for r in layers for operand in r.operands):
         yield "blocks were not measured (`lab` is off): no block-scaled format is in the plan"
     if is_blocked:

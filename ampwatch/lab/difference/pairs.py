@@ -43,35 +43,23 @@ MAX_EXCHANGED = 64
 
 
 class Pair(NamedTuple):
-    """Two rows of the same thing.
+    """Two rows of the same thing."""
 
-    Attributes:
-        a: Number of the row in the one run.
-        b: Number in the other.
-        distance: Norm of the difference, as a share of the larger norm; infinite where one is not
-            finite and the other is.
-    """
-
-    a: int
-    b: int
+    a: int  # number of the row in the one run
+    b: int  # number in the other
+    # norm of the difference, as a share of the larger norm; infinite where one is not finite and
+    # the other is
     distance: float
 
 
 @dataclass(frozen=True)
 class PairedStep:
-    """One step of both runs.
+    """One step of both runs."""
 
-    Attributes:
-        step: Its index.
-        a: Rows of the one.
-        b: Rows of the other.
-        pairs: The pairs, in the order of the one.
-    """
-
-    step: int
-    a: Sequence[TapeRow]
-    b: Sequence[TapeRow]
-    pairs: Sequence[Pair]
+    step: int  # its index
+    a: Sequence[TapeRow]  # rows of the one
+    b: Sequence[TapeRow]  # rows of the other
+    pairs: Sequence[Pair]  # the pairs, in the order of the one
 
     def of_kind(self, *kinds: RowKind) -> list[Pair]:
         """Return the pairs of some kinds."""

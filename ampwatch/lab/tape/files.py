@@ -112,21 +112,13 @@ class TapeWriter:
 
 @dataclass
 class Tape:
-    """A tape that was read.
-
-    Attributes:
-        path: The file.
-        head: What is recorded once.
-        steps: The recorded steps, by index.
-        outcomes: What became of them.
-        is_cut: Whether it ends within a record: the run was killed, or still writes.
-    """
+    """A tape that was read."""
 
     path: Path
-    head: TapeHead
-    steps: dict[int, TapeStep] = field(default_factory=dict)
-    outcomes: dict[int, TapeOutcome] = field(default_factory=dict)
-    is_cut: bool = False
+    head: TapeHead  # what is recorded once
+    steps: dict[int, TapeStep] = field(default_factory=dict)  # the recorded steps, by index
+    outcomes: dict[int, TapeOutcome] = field(default_factory=dict)  # what became of them
+    is_cut: bool = False  # whether it ends within a record: the run was killed, or still writes
 
 
 def find_tapes(asked: Path) -> dict[int, Path]:
@@ -141,10 +133,10 @@ def find_tapes(asked: Path) -> dict[int, Path]:
         return {read_head(asked).rank: asked}
     known = [(_head_or_error(path), path) for path in sorted(asked.glob(f"*{SUFFIX}"))]
     heads = [(head, path) for head, path in known if isinstance(head, TapeHead)]
-    for refused, _ in known:
-        if not heads and isinstance(refused, DiffError):
-            raise refused
     if not heads:
+        for refused, _ in known:
+            if isinstance(refused, DiffError):
+                raise refused
         msg = (
             f"expected a tape (*{SUFFIX}) in {str(asked)!r}, found none; a run records one with"
             " ampwatch.monitor(..., record_dir=DIR) or AMPWATCH_RECORD_DIR=DIR"
@@ -176,7 +168,6 @@ def read_head(path: Path) -> TapeHead:
         DiffError: If the file cannot be read, is no tape, or one of another version of ampwatch.
     """
     with _opened(path) as file:
-        _check_mark(path, file)
         first = next(_records(path, file), None)
     if not isinstance(first, TapeHead):
         raise _without_step(path)
@@ -191,22 +182,41 @@ def read_tape(path: Path) -> Tape:
 
     Cost: the file is read once; some 10 us a row.
     """
+    tape: Tape | None = None
     with _opened(path) as file:
-        return _tape_of(path, file)
+        for record in _records(path, file):
+            if isinstance(record, TapeHead):
+                tape = tape or Tape(path, record)
+            elif tape is None:
+                break
+            elif isinstance(record, TapeStep):
+                tape.steps[record.step] = _checked(path, record)
+            elif isinstance(record, TapeOutcome):
+                tape.outcomes[record.step] = record
+        if tape is None:
+            raise _without_step(path)
+        tape.is_cut = file.tell() < os.fstat(file.fileno()).st_size
+    return tape
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Give a file to read, and say of what the system refuses which file it is.
+    """Give a tape to read behind its mark, and say of what the system refuses which file it is.
 
     Raises:
-        DiffError: If it cannot be read.
+        DiffError: If it cannot be read, or is no tape.
     """
     try:
         if path.stat().st_size > MAX_FILE + MAX_RECORD:
             msg = f"expected a tape of at most {MAX_FILE} bytes, got {str(path)!r}, which is larger"
             raise DiffError(msg)
         with path.open("rb") as file:
+            if file.read(len(MARK)) != MARK:
+                msg = (
+                    f"expected a tape, got {str(path)!r}, which is another kind of file; a run records a tape"
+                    " with ampwatch.monitor(..., record_dir=DIR)"
+                )
+                raise DiffError(msg)
             yield file
     except OSError as error:
         if isinstance(error, DiffError):
@@ -215,38 +225,11 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         raise DiffError(msg) from None
 
 
-def _check_mark(path: Path, file: BinaryIO) -> None:
-    if file.read(len(MARK)) != MARK:
-        msg = (
-            f"expected a tape, got {str(path)!r}, which is another kind of file; a run records a tape"
-            " with ampwatch.monitor(..., record_dir=DIR)"
-        )
-        raise DiffError(msg)
-
-
 def _without_step(path: Path) -> DiffError:
     return DiffError(
         f"expected a tape with a recorded step, got {str(path)!r} without; the run has ended"
         " before its first step, or has not come to it yet"
     )
-
-
-def _tape_of(path: Path, file: BinaryIO) -> Tape:
-    _check_mark(path, file)
-    tape: Tape | None = None
-    for record in _records(path, file):
-        if isinstance(record, TapeHead):
-            tape = tape or Tape(path, record)
-        elif tape is None:
-            break
-        elif isinstance(record, TapeStep):
-            tape.steps[record.step] = _checked(path, record)
-        elif isinstance(record, TapeOutcome):
-            tape.outcomes[record.step] = record
-    if tape is None:
-        raise _without_step(path)
-    tape.is_cut = file.tell() < os.fstat(file.fileno()).st_size
-    return tape
 
 
 def _records(path: Path, file: BinaryIO) -> Iterator[TapeRecord]:

@@ -144,12 +144,7 @@ def make_parser(words: Container[str] | None = None) -> argparse.ArgumentParser:
 
 
 def add_verb(parser: argparse.ArgumentParser, module: Any) -> None:
-    """Have a parser take the arguments of a verb, and call it.
-
-    Args:
-        parser: That of the verb.
-        module: Its module.
-    """
+    """Have a parser take the arguments of a verb, and call it."""
     parser.description, parser.epilog = module.DESCRIPTION, getattr(module, "EPILOG", None)
     parser.set_defaults(parser=parser)
     if hasattr(module, "run"):  # others have verbs of their own

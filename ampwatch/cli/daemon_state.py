@@ -46,20 +46,13 @@ PATH = "/ranks"
 
 
 class _Place(NamedTuple):
-    """A daemon to be asked.
+    """A daemon to be asked."""
 
-    Attributes:
-        scheme: ``http`` or ``https``.
-        host: Address.
-        port: Port.
-        token: What it wants; empty for nothing.
-        password: Name and password, with a colon between them, once it has asked for them; empty for none.
-    """
-
-    scheme: str
+    scheme: str  # ``http`` or ``https``
     host: str
     port: int
-    token: str = ""
+    token: str = ""  # what it wants; empty for nothing
+    # name and password, with a colon between them, once it has asked for them; empty for none
     password: str = ""
 
     @property

@@ -15,28 +15,19 @@ if TYPE_CHECKING:
     from typing import TextIO
 
 TEXT_WIDTH = 92
+COLOURS = {"healthy": "green", "faulty": "red"}
 
 
 class Status(NamedTuple):
-    """State of the training, for a display.
+    """State of the training, for a display."""
 
-    Attributes:
-        phase: ``healthy`` or ``faulty``.
-        share: How much of the phase is behind us, from 0 to 1.
-        step: The newest step.
-        loss: Its loss.
-        loss_scale: The newest loss scale.
-        skipped: Steps skipped so far.
-        step_seconds: What a step takes lately. Unit: s.
-    """
-
-    phase: str
-    share: float
+    phase: str  # ``healthy`` or ``faulty``
+    share: float  # how much of the phase is behind us, from 0 to 1
     step: int
     loss: float
-    loss_scale: float
-    skipped: int
-    step_seconds: float
+    loss_scale: float  # the newest loss scale
+    skipped: int  # steps skipped so far
+    step_seconds: float  # what a step takes lately. Unit: s
 
     def __str__(self) -> str:
         return (
@@ -81,8 +72,6 @@ def _best_display(stream: TextIO) -> Iterator[Display]:
     if not stream.isatty() or importlib.util.find_spec("rich") is None:
         yield LogDisplay(stream)
     else:
-        from ampwatch.demo.rich_display import RichDisplay  # noqa: PLC0415 - an extra
-
         display = RichDisplay(stream)
         with display.progress:
             yield display
@@ -104,6 +93,43 @@ class LogDisplay:
     def show(self, status: Status) -> None:
         """Print a line."""
         self.say(f"{status.phase} phase {status.share:4.0%} over  {status}")
+
+
+class RichDisplay:
+    """A bar at the bottom of a terminal, drawn by Rich, which comes with the extra ``ui``."""
+
+    every_seconds = 0.25
+
+    def __init__(self, stream: TextIO) -> None:
+        from rich.console import Console  # noqa: PLC0415 - an extra
+        from rich.progress import BarColumn, Progress, TextColumn  # noqa: PLC0415
+
+        # Rich's context manager of the place at the bottom.
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[status]}"),
+            console=Console(file=stream),
+            expand=True,
+            auto_refresh=False,  # it would be a thread, in the way of the training
+        )
+        self._task = self.progress.add_task("", total=1.0, status="starting")
+
+    def say(self, text: str) -> None:
+        """Print ``text`` above the bar."""
+        # Whole: what the terminal breaks itself can still be clicked and copied.
+        self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def show(self, status: Status) -> None:
+        """Move the bar."""
+        colour = COLOURS[status.phase]
+        self.progress.update(
+            self._task,
+            description=f"[{colour}]{status.phase}[/]",
+            completed=status.share,
+            status=str(status),
+            refresh=True,
+        )
 
 
 class _Warnings(logging.Handler):

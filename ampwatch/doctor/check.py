@@ -31,21 +31,13 @@ class State(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Result for one capability.
+    """Result for one capability."""
 
-    Attributes:
-        name: The capability.
-        state: How it stands.
-        why: One sentence: what was found.
-        remedy: What to do to have it; empty if there is nothing to do.
-        blocks: Without it ampwatch cannot do its main job on this machine.
-    """
-
-    name: str
-    state: State
-    why: str
-    remedy: str = ""
-    blocks: bool = False
+    name: str  # the capability
+    state: State  # how it stands
+    why: str  # one sentence: what was found
+    remedy: str = ""  # what to do to have it; empty if there is nothing to do
+    blocks: bool = False  # without it ampwatch cannot do its main job on this machine
 
 
 def installed_version(distribution: str) -> str | None:

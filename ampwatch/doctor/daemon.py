@@ -28,9 +28,6 @@ TIMEOUT_SECONDS = 0.5
 def daemon(settings: Settings) -> list[Check]:
     """Check for the daemon, or for what would keep one from starting.
 
-    Args:
-        settings: Address, port and runtime directory.
-
     Cost:
         A connection on this machine, bounded by a time-out.
     """

@@ -38,9 +38,9 @@ def probes(settings: Settings) -> dict[str, Probe]:
         "ring": partial(rings, settings),
         "report": partial(reports, settings),
         "daemon": partial(daemon, settings),
-        "terminal": terminal,
+        "terminal": partial(packages, "terminal"),
         "GPU": partial(gpus, shown=shown),
-        "protection": web_config,
+        "protection": partial(packages, "protection"),
     }
 
 
@@ -81,30 +81,26 @@ def _tried(probe: Probe, seconds: float) -> list[Check]:
     ]
 
 
-def terminal(version: Version = installed_version) -> list[Check]:
-    """Check what the terminal is drawn with.
-
-    Args:
-        version: Looks up installed distributions.
-    """
-    return [_package("colours and tables", "rich", "plain text", "ui", version)]
-
-
-def web_config(version: Version = installed_version) -> list[Check]:
-    """Check what ``ampwatch daemon --web.config.file`` needs.
-
-    Args:
-        version: Looks up installed distributions.
-    """
-    return [
-        _package("web-config file", "pyyaml", "it cannot be read", "web", version),
-        _package("basic auth", "bcrypt", "passwords cannot be checked", "web", version),
-    ]
+PACKAGES = {
+    "terminal": (("colours and tables", "rich", "plain text", "ui"),),
+    "protection": (
+        ("web-config file", "pyyaml", "it cannot be read", "web"),
+        ("basic auth", "bcrypt", "passwords cannot be checked", "web"),
+    ),
+}
+"""Optional packages by group: what each is for, its name, what it is like without, and the extra it is in."""
 
 
-def _package(name: str, package: str, without: str, extra: str, version: Version) -> Check:
-    found = version(package)
-    if found is None:
-        remedy = f"pip install 'ampwatch[{extra}]'"
-        return Check(name, State.ABSENT, f"{package} is not installed: {without}", remedy)
-    return Check(name, State.OK, f"{package} {found}")
+def packages(group: str, version: Version = installed_version) -> list[Check]:
+    """Check which of the optional packages of a group are installed."""
+    checks = []
+    for name, package, without, extra in PACKAGES[group]:
+        if found := version(package):
+            checks.append(Check(name, State.OK, f"{package} {found}"))
+        else:
+            why, remedy = (
+                f"{package} is not installed: {without}",
+                f"pip install 'ampwatch[{extra}]'",
+            )
+            checks.append(Check(name, State.ABSENT, why, remedy))
+    return checks

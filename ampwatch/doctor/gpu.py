@@ -69,13 +69,6 @@ def gpus(
 ) -> list[Check]:
     """Check what NVML reports, with the code by which the daemon reads it, and who else sees it.
 
-    Args:
-        load: Imports a module.
-        find: Loads a shared library, by default as the daemon does.
-        sleep: Waits so many seconds.
-        shown: Returns what PyTorch shows of devices, ``None`` where there is no PyTorch.
-        environ: The environment, which may hide GPUs from CUDA.
-
     Cost:
         Without a GPU nothing; with some, NVML is opened and all are read twice within a second.
     """
@@ -161,25 +154,15 @@ VARIABLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 
 
 class Visible(NamedTuple):
-    """What ``CUDA_VISIBLE_DEVICES`` leaves of the devices that NVML shows.
+    """What ``CUDA_VISIBLE_DEVICES`` leaves of the devices that NVML shows."""
 
-    Attributes:
-        names: The entries that CUDA takes.
-        refused: The entry at which it stops; ``None`` if it takes all.
-        why: What is wrong with that one.
-    """
-
-    names: tuple[str, ...]
-    refused: str | None = None
-    why: str = ""
+    names: tuple[str, ...]  # the entries that CUDA takes
+    refused: str | None = None  # the entry at which it stops; ``None`` if it takes all
+    why: str = ""  # what is wrong with that one
 
 
 def visible(setting: str, found: Pass) -> Visible:
     """Return what CUDA makes of a value of ``CUDA_VISIBLE_DEVICES``.
-
-    Args:
-        setting: Its value.
-        found: What NVML shows.
 
     Source: CUDA C++ Programming Guide, "CUDA Environment Variables": numbers, uuids or the
     beginnings of uuids that fit one device only; what follows an entry that is none is ignored.
@@ -223,12 +206,7 @@ def _names(gpus: Sequence[Gpu]) -> list[str]:
 
 
 def visible_devices(environ: Mapping[str, str], found: Pass) -> list[Check]:
-    """Report what ``CUDA_VISIBLE_DEVICES`` does, if it is set and NVML shows a GPU.
-
-    Args:
-        environ: The environment.
-        found: What NVML shows.
-    """
+    """Report what ``CUDA_VISIBLE_DEVICES`` does, if it is set and NVML shows a GPU."""
     if VARIABLE not in environ or not found.gpus:
         return []
     setting = environ[VARIABLE]
@@ -246,13 +224,7 @@ def visible_devices(environ: Mapping[str, str], found: Pass) -> list[Check]:
 
 
 def seen_by_pytorch(gpu: Gpu, found: Devices, environ: Mapping[str, str]) -> Check:
-    """Report which devices of PyTorch a GPU is, or why it is none.
-
-    Args:
-        gpu: The GPU, as NVML shows it.
-        found: What PyTorch shows.
-        environ: ``CUDA_VISIBLE_DEVICES`` is looked up.
-    """
+    """Report which devices of PyTorch a GPU is, or why it is none."""
     name = f"GPU {gpu.index} in PyTorch"
     parts = []
     for device in found.shown:

@@ -30,10 +30,6 @@ REPORT_BYTES = 2**20
 def rings(settings: Settings, shared_memory: Path = SHARED_MEMORY) -> list[Check]:
     """Check the places where a training process would put its ring.
 
-    Args:
-        settings: Where they are, how large a ring is.
-        shared_memory: Where the shared memory is mounted.
-
     Returns:
         One check per place, the best place first. They block if none of them takes a ring.
     """
@@ -50,11 +46,7 @@ def rings(settings: Settings, shared_memory: Path = SHARED_MEMORY) -> list[Check
 
 
 def reports(settings: Settings) -> list[Check]:
-    """Check the directory in which runs leave their reports.
-
-    Args:
-        settings: Where it is, and whether there are any.
-    """
+    """Check the directory in which runs leave their reports."""
     if not settings.report_files:
         why = "none are written, as report_files is 0"
         return [Check("reports", State.ABSENT, why)]

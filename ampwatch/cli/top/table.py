@@ -57,21 +57,13 @@ ORDERS: Mapping[str, Callable[[RankRow], tuple[object, ...]]] = {
 
 
 class Column(NamedTuple):
-    """A column of the table.
+    """A column of the table."""
 
-    Attributes:
-        title: Its heading.
-        text: Returns what a row has there.
-        words: Cells of what is wrong for which it makes room; always there if 0.
-        is_number: Stands on the right.
-        gap: Cells between it and the next one.
-    """
-
-    title: str
-    text: Callable[[RankRow], str]
-    words: int
-    is_number: bool = False
-    gap: int = 2
+    title: str  # its heading
+    text: Callable[[RankRow], str]  # returns what a row has there
+    words: int  # cells of what is wrong for which it makes room; always there if 0
+    is_number: bool = False  # stands on the right
+    gap: int = 2  # cells between it and the next one
 
 
 @lru_cache(maxsize=8192)  # ranks mostly say the same, and say it again each second

@@ -50,17 +50,11 @@ which says so, and in tests of rules, where it is part of the names of instances
 
 
 class Substitution(NamedTuple):
-    """A change to the shipped files.
+    """A change to the shipped files."""
 
-    Attributes:
-        files: Pattern of the paths in which it is made.
-        old: Pattern of what is replaced; its first group, if it has one, stays in front.
-        new: What is put there.
-    """
-
-    files: str
-    old: str
-    new: str
+    files: str  # pattern of the paths in which it is made
+    old: str  # pattern of what is replaced; its first group, if it has one, stays in front
+    new: str  # what is put there
 
 
 def tree(options: DeployOptions) -> dict[str, str]:

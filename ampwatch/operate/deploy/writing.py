@@ -31,15 +31,10 @@ DIRECTORY_MODE = 0o755
 
 
 class Record(msgspec.Struct):
-    """What was written.
+    """What was written."""
 
-    Attributes:
-        version: The version that wrote it, empty if none did.
-        files: Digest by path.
-    """
-
-    version: str = ""
-    files: dict[str, str] = {}
+    version: str = ""  # the version that wrote it, empty if none did
+    files: dict[str, str] = {}  # digest by path
 
 
 class FileChange(Enum):
@@ -56,19 +51,12 @@ class FileChange(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Plan for a directory: what is written, removed and left alone.
+    """Plan for a directory: what is written, removed and left alone."""
 
-    Attributes:
-        directory: Where.
-        files: Text by path, of the whole deployment.
-        changes: What becomes of each file, by path.
-        version: The version that wrote the directory, empty if none did.
-    """
-
-    directory: Path
-    files: Mapping[str, str]
-    changes: Mapping[str, FileChange]
-    version: str = ""
+    directory: Path  # where
+    files: Mapping[str, str]  # text by path, of the whole deployment
+    changes: Mapping[str, FileChange]  # what becomes of each file, by path
+    version: str = ""  # the version that wrote the directory, empty if none did
 
     def paths(self, change: FileChange) -> list[str]:
         """Return the paths that ``change`` is for, in order."""

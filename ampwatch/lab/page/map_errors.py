@@ -76,15 +76,7 @@ def errors_of_map(
             ),
         ],
         "legend": [
-            *(
-                {
-                    "key": g.key,
-                    "sign": g.sign,
-                    "word": g.word,
-                    "meaning": g.meaning,
-                }
-                for g in GRADES
-            ),
+            *({"key": g.key, "sign": g.sign, "word": g.word, "meaning": g.meaning} for g in GRADES),
             {
                 "key": NONE,
                 "sign": "",

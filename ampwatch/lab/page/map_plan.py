@@ -34,19 +34,13 @@ def plan_of_map(plan: Mapping[str, PlanRecord], modules: Sequence[str]) -> State
     formats = sorted(used, key=lambda name: (_bits(name), name))[: len(_LETTERS)]
     letters = dict(zip(formats, _LETTERS, strict=False)) | {"": "."}
     names = [*modules, *(module for module in plan if module not in set(modules))]
-    rows = []
-    for module in names:
-        record = plan.get(module)
-        rows.append(
-            "." * len(PRODUCTS)
-            if record is None
-            else "".join(letters.get(name, ".") for name in record.formats)
-        )
+    unplanned = ("",) * len(PRODUCTS)
+    of_each = [plan[module].formats if module in plan else unplanned for module in names]
     return {
         "sentence": _sentence(next(iter(plan.values())), len(plan)),
         "columns": list(PRODUCTS),
         "modules": names,
-        "rows": rows,
+        "rows": ["".join(letters.get(name, ".") for name in formats) for formats in of_each],
         "codes": [
             {"letter": ".", "reason": NONE, "grade": 0, "words": "no product of a layer"},
             *({"letter": letters[n], "reason": _key(n), "grade": 2, "words": n} for n in formats),
@@ -84,15 +78,12 @@ def _legend(formats: Iterable[str]) -> Iterable[State]:
     for name in formats:
         by_key.setdefault(_key(name), []).append(name)
     for key, names in by_key.items():
-        bits = key.removeprefix("bits")
-        word = f"{bits} bits" if key != "as_is" else AS_IS
-        meaning = ", ".join(names) if key != "as_is" else "no format was chosen"
-        yield {
-            "key": key,
-            "sign": bits if key != "as_is" else "?",
-            "word": word,
-            "meaning": meaning,
-        }
+        if key == "as_is":
+            sign, word, meaning = "?", AS_IS, "no format was chosen"
+        else:
+            sign = key.removeprefix("bits")
+            word, meaning = f"{sign} bits", ", ".join(names)
+        yield {"key": key, "sign": sign, "word": word, "meaning": meaning}
     yield {
         "key": NONE,
         "sign": "",

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.errors import SettingsError, did_you_mean
 from ampwatch.lab.precision import LIMIT_DB, MAX_FLUSHED
-from ampwatch.lab.precision.evidence import OPERANDS
 from ampwatch.lab.precision.plan import KeptModule, LayerPlan, PhaseSteps, Plan, ProductPlan
-from ampwatch.lab.precision.products import HEADROOM, CastLoss, cast_loss, product_db
+from ampwatch.lab.precision.products import HEADROOM, OPERANDS, CastLoss, cast_loss, product_db
 from ampwatch.numerics.exponents import nearest_exponent
 from ampwatch.numerics.formats import FORMATS, FormatFamily
 from ampwatch.numerics.units.peaks import Gpu, find_gpu

@@ -46,16 +46,12 @@ OF_COMPILED = (
 
 
 class Asked(NamedTuple):
-    """What a budget is asked for.
+    """What a budget is asked for."""
 
-    Attributes:
-        model: The model, ``None`` for the one that was called last.
-        loss: Returns the loss for what the model returns; ``None`` if the model does that itself.
-        dtype: What autocast casts to instead of what it was; ``None`` for the batch as it was trained.
-    """
-
-    model: nn.Module | None = None
+    model: nn.Module | None = None  # the model, ``None`` for the one that was called last
+    # returns the loss for what the model returns; ``None`` if the model does that itself
     loss: Callable[[Any], Any] | None = None
+    # what autocast casts to instead of what it was; ``None`` for the batch as it was trained
     dtype: torch.dtype | None = None
 
 
@@ -104,23 +100,19 @@ def budget_of(
         # A forward that checkpointing repeats, whole: it is the ops of that one whose operands backward has.
         with set_checkpoint_early_stop(False):
             replay.run(lambda _call, _place: None, scale)
-        target = log.target
         rows = log.rows()
         dtypes = (
             [region.dtype for region in call.autocast] if asked.dtype is None else [asked.dtype]
         )
         notes = list(log.notes)
-        if target is None or target.name != "loss":
+        if log.target.target != "loss":
             notes.insert(0, OUTPUT_ALONE)
         known = [row.contribution for row in rows if row.contribution is not None]
         return ErrorBudget(
             model=prefix.rstrip("."),
             step=step,
             formats=tuple(dict.fromkeys(map(name_of, dtypes))),
-            target="output" if target is None else target.name,
-            value=None if target is None else target.value,
-            exact=None if target is None else target.exact,
-            error=None if target is None else target.error,
+            **log.target._asdict(),
             explained=sum(known) if known else None,
             rows=tuple(rows),
             modules=tuple(log.module_rows()),

@@ -83,19 +83,12 @@ class _Tally:
 
 
 class Target(NamedTuple):
-    """What origins contribute to.
+    """What origins contribute to, as an ``ErrorBudget`` has it; unknown before the model has returned."""
 
-    Attributes:
-        name: ``loss`` or ``output``.
-        value: The loss, or the norm of the output.
-        exact: The same in float64.
-        error: The error of the loss, with its sign, or the norm of that of the output.
-    """
-
-    name: str
-    value: float
-    exact: float
-    error: float
+    target: str = "output"  # ``loss`` or ``output``
+    value: float | None = None  # the loss, or the norm of the output
+    exact: float | None = None  # the same in float64
+    error: float | None = None  # that of the loss, with its sign, or its norm, of the output
 
 
 class ErrorLog:
@@ -120,7 +113,7 @@ class ErrorLog:
     def __init__(self, loss: Callable[[Any], Any] | None = None) -> None:
         self._apart = Apart()
         self._loss = loss
-        self.target: Target | None = None
+        self.target = Target()
         self._values = ExactValues()
         self._tallies: dict[_Key, _Tally] = {}
         self._modules: dict[str, _Tally] = {}

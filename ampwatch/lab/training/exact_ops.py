@@ -72,17 +72,12 @@ def _as_it_is(tensor: Tensor) -> Tensor:
 
 
 class ExactValue(NamedTuple):
-    """The exact value of a tensor of a replay.
+    """The exact value of a tensor of a replay."""
 
-    Attributes:
-        tensor: The value, float64 where the tensor is of floating point; of a graph in forward.
-        error: How far the tensor is from it, relative, as an L2 norm.
-        memory: Of the tensor, without holding it.
-    """
-
+    # the value, float64 where the tensor is of floating point; of a graph in forward
     tensor: Tensor
-    error: float
-    memory: WeakStorage
+    error: float  # how far the tensor is from it, relative, as an L2 norm
+    memory: WeakStorage  # of the tensor, without holding it
 
 
 class ExactValues:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from ampwatch.guard import is_of_a_signal
-from ampwatch.lab.precision.evidence import OperandsMeasured, plan_made
+from ampwatch.lab.precision.plan_left import OperandsMeasured, plan_made
 from ampwatch.numerics.blocks import BLOCK_SIZES, merged_blocks
 from ampwatch.numerics.exponents import merged
 from ampwatch.training.hooks.sensor import Sensor
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
-    from ampwatch.lab.precision.evidence import PlanMade
+    from ampwatch.lab.precision.plan_left import PlanMade
     from ampwatch.numerics.blocks import BlockHistogram
     from ampwatch.training.hooks.events import IterationArrived, Requested
     from ampwatch.training.iteration.context import Context

@@ -150,27 +150,14 @@ class StepRows:
 
     def received(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return those of some tensors whose memory a collective of this step was called with."""
-        if not self._exchanged:
-            return []
-        return [
-            tensor
-            for tensor in tensors
-            if any(_storage(part) in self._exchanged for part in _parts_of([tensor]))
-        ]
+        return _in_memory(tensors, self._exchanged.__contains__) if self._exchanged else []
 
     def strangers(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return those of some tensors whose memory no row of this step has written.
 
         What other ranks have written counts as well.
         """
-        return [
-            tensor
-            for tensor in tensors
-            if any(self._is_strange(_storage(part)) for part in _parts_of([tensor]))
-        ]
-
-    def _is_strange(self, storage: int) -> bool:
-        return storage not in self._writers or storage in self._exchanged
+        return _in_memory(tensors, lambda s: s not in self._writers or s in self._exchanged)
 
     def sources_of(self, tensors: Sequence[torch.Tensor]) -> list[int]:
         """Return the rows that have written the memory of some tensors last."""
@@ -217,6 +204,13 @@ def _parts_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return the parts of tensors that are in the memory of this process, as far as it can be seen."""
     parts = map(local_part, tensors)
     return [p for p in parts if p is not None and p.layout is torch.strided and not p.is_meta]
+
+
+def _in_memory(
+    tensors: Sequence[torch.Tensor], wanted: Callable[[int], bool]
+) -> list[torch.Tensor]:
+    """Return those of some tensors with a part in memory that is wanted."""
+    return [t for t in tensors if any(wanted(_storage(part)) for part in _parts_of([t]))]
 
 
 def _storage(tensor: torch.Tensor) -> int:

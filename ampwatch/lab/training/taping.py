@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 logger = Log()
 
+COMPILED = "outputs of modules: compiled code runs"
+"""What is not recorded of compiled code."""
+
 MAX_WAITING = 4096
 """Recorded steps whose outcome is still on its way."""
 
@@ -119,7 +122,7 @@ class TapeSensor(OpSensor):
         self._has_weights = False
         bus = self._context.bus
         if bus.runs_compiled:
-            self._rows.missing["outputs of modules: compiled code runs"] = None
+            self._rows.missing[COMPILED] = None
             return
         if not self._context.governor.counts_one_by_one:
             self._rows.missing["ops: op_census is window"] = None
@@ -131,9 +134,12 @@ class TapeSensor(OpSensor):
     def _end_listening(self) -> None:
         if self._rows is not None:
             self._rows = None
-            self._context.bus.ignore(self, on.RootCalled)
-            self._context.bus.ignore(self, on.ForwardReturned)
+            self._ignore_calls()
         self._modules.clear()
+
+    def _ignore_calls(self) -> None:
+        self._context.bus.ignore(self, on.RootCalled)
+        self._context.bus.ignore(self, on.ForwardReturned)
 
     def failed(self) -> None:
         """Record no more."""
@@ -155,9 +161,8 @@ class TapeSensor(OpSensor):
     def compiled_entering(self, _event: on.CompiledEntering) -> None:
         """Have the hooks taken out: code that is compiled must not be compiled with them."""
         if self._rows is not None:
-            self._rows.missing["outputs of modules: compiled code runs"] = None
-            self._context.bus.ignore(self, on.RootCalled)
-            self._context.bus.ignore(self, on.ForwardReturned)
+            self._rows.missing[COMPILED] = None
+            self._ignore_calls()
 
     # What a step computes, in the order of its coming.
 

@@ -13,9 +13,8 @@ from msgspec.structs import replace
 
 from ampwatch.errors import SettingsError
 from ampwatch.lab.precision import planner
-from ampwatch.lab.precision.evidence import OPERANDS
 from ampwatch.lab.precision.plan import Plan, ProductPlan, to_json
-from ampwatch.lab.precision.products import HEADROOM, CastLoss, cast_loss, product_db
+from ampwatch.lab.precision.products import HEADROOM, OPERANDS, CastLoss, cast_loss, product_db
 from ampwatch.numerics.blocks import BlockHistogram
 from ampwatch.numerics.exponents import ExponentHistogram
 from ampwatch.numerics.formats import FORMATS

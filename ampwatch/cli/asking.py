@@ -10,8 +10,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ampwatch.cli.output import seconds
-from ampwatch.cli.progress import progress
+from ampwatch.cli.output import progress, seconds
 from ampwatch.errors import AskError, RingError, did_you_mean
 from ampwatch.host.daemon.discovery import find_rings
 from ampwatch.runtime import ring_directories

@@ -177,15 +177,10 @@ def _summary(todo: Plan, theirs: Theirs) -> str:
     lines = [f"{todo.directory}: {len(todo.files)} files{before}"]
     for change, words in shown.items():
         if paths := todo.paths(change):
-            listed = "" if change is FileChange.SAME else _listed(paths)
-            lines.append(f"  {len(paths)} {words}{listed}")
+            lines.append(f"  {len(paths)} {words}")
+            if change is not FileChange.SAME and len(paths) <= MAX_LISTED:
+                lines += [f"    {path}" for path in paths]
     return "\n".join(lines)
-
-
-def _listed(paths: list[str]) -> str:
-    if len(paths) > MAX_LISTED:
-        return ""
-    return "".join(f"\n    {path}" for path in paths)
 
 
 def _next(directory: Path, options: DeployOptions) -> str:

@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ampwatch import __version__
-from ampwatch.cli.output import hanging, in_colours, width
-from ampwatch.cli.progress import progress
+from ampwatch.cli.output import hanging, in_colours, progress, width
 from ampwatch.doctor.examination import examine, is_able, probes
 from ampwatch.settings import Settings
 

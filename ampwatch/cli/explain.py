@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from ampwatch.cli.output import MAX_WIDTH, encodable, hanging, in_colours, piped, width
-from ampwatch.cli.progress import progress
+from ampwatch.cli.output import MAX_WIDTH, encodable, hanging, in_colours, piped, progress, width
 from ampwatch.cli.report import boxes_of
 from ampwatch.diagnosis.kinds.tables import by_family
 from ampwatch.errors import did_you_mean
@@ -66,17 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="a kind of finding, its key, an alert or a guide; a list of pages if not given",
     )
-    names.completer = _page_names  # type: ignore[attr-defined] # which argcomplete reads
+    # Which argcomplete reads.
+    names.completer = lambda **_: list(pages())  # type: ignore[attr-defined]
     parser.add_argument(
         "--run",
         metavar="RUN|PATH",
         help="a run of this machine, or a report: explain its own findings",
     )
-
-
-def _page_names(**_asked: object) -> list[str]:
-    """Return the names of all pages, for completion."""
-    return list(pages())
 
 
 def run(args: argparse.Namespace) -> int:
@@ -89,7 +84,10 @@ def run(args: argparse.Namespace) -> int:
     if args.run is not None or any("@" in name for name in args.names):  # the key of a finding
         return _explain_findings(args.names, args.run, known)
     if unknown := [name for name in args.names if name not in known]:
-        print("\n".join(_no_page(name, known) for name in unknown), file=sys.stderr)
+        for name in unknown:
+            near = did_you_mean(name, known) or "; `ampwatch explain` lists them"
+            words = f"expected a kind of finding, an alert or a guide, got {name!r}{near}"
+            print(f"ampwatch: {words}", file=sys.stderr)
         return NO_PAGE
     with piped():
         if args.names:
@@ -117,7 +115,9 @@ def _explain_findings(names: Sequence[str], run: str | None, known: Mapping[str,
     having = [job for job in found if _named(judge_boxes(job), names)]
     job = (having if run is None and having else found)[-1]
     verdict = judge_boxes(job)
-    chosen = _named(verdict, names) if names else _root(verdict)
+    # What the verdict is about; the first finding where it is about none.
+    root = verdict.subject or next(iter(verdict.incidents), None)
+    chosen = _named(verdict, names) if names else [] if root is None else [root]
     if not chosen:
         print(_nothing(job, verdict, names), file=sys.stderr)
         return NO_PAGE
@@ -131,12 +131,6 @@ def _explain_findings(names: Sequence[str], run: str | None, known: Mapping[str,
 
 def _members(verdict: RunVerdict) -> list[Incident]:
     return [member for incident in verdict.incidents for member in incident.members]
-
-
-def _root(verdict: RunVerdict) -> list[Incident]:
-    """Return the finding that the verdict is about; the first one where it is about none."""
-    root = verdict.subject or next(iter(verdict.incidents), None)
-    return [] if root is None else [root]
 
 
 def _named(verdict: RunVerdict, names: Sequence[str]) -> list[Incident]:
@@ -166,11 +160,6 @@ def _nothing(job: Sequence[Box], verdict: RunVerdict, names: Sequence[str]) -> s
     near = did_you_mean(names[0] if names else "", [*kinds, *keys])
     asked = ", ".join(map(repr, names))
     return printable(f"ampwatch: run {run} has no finding {asked}; it has {', '.join(keys)}{near}")
-
-
-def _no_page(name: str, known: Iterable[str]) -> str:
-    near = did_you_mean(name, known) or "; `ampwatch explain` lists them"
-    return f"ampwatch: expected a kind of finding, an alert or a guide, got {name!r}{near}"
 
 
 def _print_pages(chosen: Iterable[Page]) -> None:

@@ -8,11 +8,16 @@ import os
 import shutil
 import sys
 import textwrap
+import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import TextIO
+
+PATIENCE_SECONDS = 1.0
+"""Time after which a person begins to wonder. Unit: s."""
 
 _Number = TypeVar("_Number", int, float)
 
@@ -86,3 +91,50 @@ def above_zero(kind: type[_Number], expected: str) -> Callable[[str], _Number]:
 
 
 seconds = above_zero(float, "a number of seconds > 0")
+
+
+@contextmanager
+def progress(
+    text: str, stream: TextIO | None = None, seconds: float = PATIENCE_SECONDS
+) -> Iterator[Progress]:
+    """Show ``text``, as in "reading reports", while the context is open, once it has been for a while.
+
+    Args:
+        text: What is being done.
+        stream: Where to; the error stream if ``None``: what a program reads stays the same. Nothing is
+            shown if it is no terminal.
+        seconds: How long nothing is shown. Unit: s.
+    """
+    shown = Progress(text, sys.stderr if stream is None else stream)
+    timer = threading.Timer(seconds, shown.start)
+    timer.daemon = True
+    if shown.stream.isatty():
+        timer.start()
+    try:
+        yield shown
+    finally:
+        timer.cancel()
+
+
+class Progress:
+    """What a command is doing, as lines on a terminal."""
+
+    def __init__(self, text: str, stream: TextIO) -> None:
+        self.stream = stream
+        self._text = text
+        self._is_shown = False
+
+    def update(self, text: str) -> None:
+        """Say what is being done now."""
+        self._text = text
+        if self._is_shown:
+            self._show()
+
+    def start(self) -> None:
+        """Begin to show it."""
+        self._is_shown = True
+        self._show()
+
+    def _show(self) -> None:
+        self.stream.write(f"ampwatch: {self._text} ...\n")
+        self.stream.flush()

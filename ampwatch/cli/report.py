@@ -10,8 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ampwatch.cli.output import encodable, piped, width
-from ampwatch.cli.progress import progress
+from ampwatch.cli.output import encodable, piped, progress, width
 from ampwatch.errors import ReportError, SettingsError, did_you_mean
 from ampwatch.host.daemon.leftovers import find_leftovers, jobs, read_path
 from ampwatch.numerics.written import counted
@@ -107,8 +106,13 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("expected --check without --html: write the page in a run of its own")
     if args.check:
         return _check(args)
+    with progress("reading what runs have left"):
+        found = jobs(boxes_of(args.run))
     with piped():
-        _print_report(args)
+        if args.all:
+            _print_all(args, found)
+        else:
+            _print_newest(args, found[-1], num_earlier=len(found) - 1)
     return 0
 
 
@@ -124,15 +128,6 @@ def _check(args: argparse.Namespace) -> int:
             if not holds and any(box.has_alarm for box in job):
                 print(f"\n{_short(job)}", end="")
     return 0 if held else 1
-
-
-def _print_report(args: argparse.Namespace) -> None:
-    with progress("reading what runs have left"):
-        found = jobs(boxes_of(args.run))
-    if args.all:
-        _print_all(args, found)
-    else:
-        _print_newest(args, found[-1], num_earlier=len(found) - 1)
 
 
 def _print_all(args: argparse.Namespace, found: list[list[Box]]) -> None:

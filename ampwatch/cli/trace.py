@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ampwatch.cli.asking import add_choice, ask, choose, empty_file
-from ampwatch.cli.progress import progress
+from ampwatch.cli.output import progress
 from ampwatch.errors import AskError
 from ampwatch.numerics.written import counted
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ampwatch.doctor.check import Load
     from ampwatch.doctor.training import Devices
     from ampwatch.host.fleet.gpus import Gpu, Instance
-    from ampwatch.host.gpu.nvml import Nvml
 
 
 GPM_SECONDS = 0.2
@@ -80,10 +79,12 @@ def gpus(
         try:
             source.read()
             sleep(GPM_SECONDS)
-            checks, found = [_driver(nvml)], source.read()
+            version = nvml.call("nvmlSystemGetDriverVersion")
+            found = source.read()
         finally:
             source.close()
-        checks += _checks(found)
+        driver = f"{LIBRARY} answers" if isinstance(version, Reason) else f"driver {version}"
+        checks = [Check("NVML", State.OK, driver), *_checks(found)]
     devices = shown()
     if devices is None:
         return checks
@@ -92,12 +93,6 @@ def gpus(
         hidden = [device for device in devices.shown if found.hides(device.uuid)]
         checks += [_problem(f"device {device.index}", Reason.NOT_SHOWN) for device in hidden]
     return checks + visible_devices(environ, found)
-
-
-def _driver(nvml: Nvml) -> Check:
-    version = nvml.call("nvmlSystemGetDriverVersion")
-    driver = f"{LIBRARY} answers" if isinstance(version, Reason) else f"driver {version}"
-    return Check("NVML", State.OK, driver)
 
 
 def _checks(found: Pass) -> list[Check]:

@@ -7,7 +7,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from ampwatch.cli.progress import progress
+from ampwatch.cli.output import progress
 from tests.host.daemon.parts import eventually
 
 if TYPE_CHECKING:

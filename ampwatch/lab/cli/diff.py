@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ampwatch.cli.output import encodable, piped, width
-from ampwatch.cli.progress import progress
+from ampwatch.cli.output import encodable, piped, progress, width
 from ampwatch.lab.difference.ranks import compare_runs
 from ampwatch.lab.difference.words import difference_document, render_difference
 from ampwatch.lab.tape.files import find_tapes

@@ -121,11 +121,7 @@ def _by_exponents(
 
 def product_db(operands: Iterable[float]) -> float:
     """Return the ratio of signal to noise of a product, from those of its operands. Unit: dB."""
-    noise = sum(_noise(ratio) for ratio in operands)
+    noise = sum(10 ** (-ratio / 10) for ratio in operands)  # infinite for -inf
     if not noise:
         return math.inf
     return -math.inf if math.isinf(noise) else -10 * math.log10(noise)
-
-
-def _noise(ratio_db: float) -> float:
-    return math.inf if ratio_db == -math.inf else 10 ** (-ratio_db / 10)

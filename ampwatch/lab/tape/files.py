@@ -190,7 +190,10 @@ def read_tape(path: Path) -> Tape:
             elif tape is None:
                 break
             elif isinstance(record, TapeStep):
-                tape.steps[record.step] = _checked(path, record)
+                if not all(_is_sound(row, number) for number, row in enumerate(record.rows)):
+                    msg = f"expected a tape, got {str(path)!r}, whose step {record.step} is damaged; record it again"
+                    raise DiffError(msg)
+                tape.steps[record.step] = record
             elif isinstance(record, TapeOutcome):
                 tape.outcomes[record.step] = record
         if tape is None:
@@ -266,14 +269,6 @@ def _check_version(path: Path, payload: bytes) -> None:
             f" ampwatch {str(writer)[:40]}; record it again, or read both with the version that wrote both"
         )
         raise DiffError(msg)
-
-
-def _checked(path: Path, step: TapeStep) -> TapeStep:
-    """Return a step all of whose rows can be compared."""
-    if not all(_is_sound(row, number) for number, row in enumerate(step.rows)):
-        msg = f"expected a tape, got {str(path)!r}, whose step {step.step} is damaged; record it again"
-        raise DiffError(msg)
-    return step
 
 
 def _is_sound(row: TapeRow, number: int) -> bool:

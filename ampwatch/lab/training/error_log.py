@@ -17,7 +17,6 @@ from ampwatch.lab.training.exact_ops import (
     ExactRun,
     ExactValues,
     as_exact,
-    flat_tensors,
     float_tensors,
     is_random,
     with_strides_of,
@@ -26,7 +25,7 @@ from ampwatch.lab.training.exact_ops import (
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.kernels.admission import is_dense
 from ampwatch.training.kernels.dtypes import name_of
-from ampwatch.training.model.tensors import tensors_in
+from ampwatch.training.model.tensors import all_tensors_in, tensors_in
 from ampwatch.training.replay.replay import loss_in
 
 if TYPE_CHECKING:
@@ -128,15 +127,18 @@ class ErrorLog:
         """Run an op of the replay, and the same op in float64 beside it; return what it returns."""
         in_forward = place.phase is Phase.FORWARD
         written = writes(call)
-        is_source = is_random(call) or not flat_tensors([*call.args, *call.kwargs.values()])
+        is_source = is_random(call) or not all_tensors_in([*call.args, *call.kwargs.values()])
         is_measured = not (call.info.is_ignored or is_source)
         with self._apart():
-            given = 0.0 if call.info.is_ignored else self._largest_error(call)
+            read = (
+                [] if call.info.is_ignored else float_tensors([*call.args, *call.kwargs.values()])
+            )
+            given = max(map(self._values.error_of, read), default=0.0)
             exactly = ExactRun(call, self._values.of)
             # Before it runs: it may write to what it was given.
             beside = ExactRun(call, as_exact) if is_measured else None
         out = execute(call.args)
-        made = flat_tensors(out) or list(written)
+        made = all_tensors_in([out]) or list(written)
         born: list[Tensor] | None = None
         if beside is not None:
             with self._apart():
@@ -161,10 +163,6 @@ class ErrorLog:
         tally = self._tallies.setdefault(key, _Tally())
         tally.calls += 1
         return tally
-
-    def _largest_error(self, call: OpCall) -> float:
-        tensors = float_tensors([*call.args, *call.kwargs.values()])
-        return max((self._values.error_of(tensor) for tensor in tensors), default=0.0)
 
     def _tried(self, call: OpCall, exactly: ExactRun) -> list[Tensor] | None:
         """Return the results in float64; ``None`` where the op does not know it, which is noted."""

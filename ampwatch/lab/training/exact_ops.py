@@ -9,6 +9,7 @@ import torch
 
 from ampwatch.training.devices import autocast_key, autocast_types
 from ampwatch.training.kernels.admission import is_dense
+from ampwatch.training.model.tensors import all_tensors_in
 from ampwatch.training.ops.storage import WeakStorage
 from ampwatch.training.private import (
     DispatchKey,
@@ -187,7 +188,7 @@ class ExactRun:
                 raise
             found = otherwise()
         here = call._replace(args=self._args, kwargs=self._kwargs)
-        return flat_tensors(found) or list(writes(here))
+        return all_tensors_in([found]) or list(writes(here))
 
     @staticmethod
     def _argument(name: str, value: Any, exact_of: Callable[[Tensor], Tensor]) -> Any:
@@ -233,16 +234,7 @@ def with_strides_of(exact: Tensor, tensor: Tensor) -> Tensor:
 
 def float_tensors(values: Any) -> list[Tensor]:
     """Return the dense tensors of floating point among the results of an op."""
-    return [t for t in flat_tensors(values) if t.is_floating_point() and is_dense(t)]
-
-
-def flat_tensors(values: Any) -> list[Tensor]:
-    """Return the tensors in the result of an op, or in its arguments, in order."""
-    if isinstance(values, torch.Tensor):
-        return [values]
-    if isinstance(values, (list, tuple)):
-        return [tensor for value in values for tensor in flat_tensors(value)]
-    return []
+    return [t for t in all_tensors_in([values]) if t.is_floating_point() and is_dense(t)]
 
 
 def writes(call: OpCall) -> Sequence[Tensor]:
@@ -253,4 +245,4 @@ def writes(call: OpCall) -> Sequence[Tensor]:
         for argument in schema_of(call.func).arguments
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
-    return flat_tensors(found)
+    return all_tensors_in(found)

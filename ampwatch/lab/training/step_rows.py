@@ -7,7 +7,7 @@ import math
 import sys
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -42,16 +42,10 @@ class RowName(NamedTuple):
 class _Measured:
     """A row whose numbers may still be on a device."""
 
-    name: RowName
-    index: int
-    dtype: str
-    shape: list[int]
+    known: dict[str, Any]  # the fields of its ``TapeRow`` that are known at once
     sums: torch.Tensor
     bins: torch.Tensor | None
     scale: torch.Tensor | None
-    sources: list[int]
-    inputs: list[str]
-    exchanged: bool
 
 
 @dataclass
@@ -107,21 +101,17 @@ class StepRows:
             index = self._indices.get(name, 0)
             self._indices[name] = index + 1
             dtypes = sorted({name_of(t.dtype) for t in read if t.is_floating_point()})
-            row = _Measured(
-                name,
-                index,
-                name_of(part.dtype),
-                list(part.shape),
-                sums,
-                bins,
-                scale,
-                sources,
-                dtypes,
-                exchanged,
-            )
+            known = name._asdict() | {
+                "index": index,
+                "dtype": name_of(part.dtype),
+                "shape": list(part.shape),
+                "sources": sources,
+                "inputs": dtypes,
+                "exchanged": exchanged,
+            }
             if name.kind in _WRITES:
                 self._writers[_storage(part)] = len(self._rows)
-            self._rows.append(row)
+            self._rows.append(_Measured(known, sums, bins, scale))
 
     def exchange(self, tensors: Sequence[torch.Tensor]) -> None:
         """Take note that a collective was called with the memory of some tensors.
@@ -133,8 +123,8 @@ class StepRows:
             self._exchanged.add(storage)
             writer = self._writers.get(storage)
             # A copy that only brought it there: of buckets, or of the order of buckets.
-            if writer is not None and self._rows[writer].name.name in _COPIES:
-                self._rows[writer].exchanged = True
+            if writer is not None and self._rows[writer].known["name"] in _COPIES:
+                self._rows[writer].known["exchanged"] = True
 
     def _is_exchanged(
         self, part: torch.Tensor, read: Sequence[torch.Tensor], *, is_backward: bool
@@ -238,15 +228,9 @@ def _row(
     histogram = ExponentHistogram()
     if bins is not None:
         data = ctypes.string_at(bins.data_ptr(), ROW_BYTES)
-        histogram = decode(data, row.dtype, math.prod(row.shape))
+        histogram = decode(data, row.known["dtype"], math.prod(row.known["shape"]))
     return TapeRow(
-        kind=int(row.name.kind),
-        name=row.name.name,
-        module=row.name.module,
-        phase=row.name.phase,
-        index=row.index,
-        dtype=row.dtype,
-        shape=row.shape,
+        **row.known,
         norm=_finite(math.sqrt(max(numbers[NUM_BUCKETS], 0.0)) / scale),
         amax=histogram.amax / scale,
         zeros=histogram.zeros,
@@ -256,9 +240,6 @@ def _row(
         counts=list(histogram.counts),
         sketch=pack_sums([_finite(x / scale) for x in numbers[:NUM_BUCKETS]]),
         scale=scale,
-        sources=row.sources,
-        inputs=row.inputs,
-        exchanged=row.exchanged,
     )
 
 

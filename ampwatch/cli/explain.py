@@ -100,11 +100,8 @@ def run(args: argparse.Namespace) -> int:
 def _explain_findings(names: Sequence[str], run: str | None, known: Mapping[str, Page]) -> int:
     """Print findings of a run, each once, and the pages of their kinds; return the exit status.
 
-    Args:
-        names: Kinds or keys; the finding at the root of the run's trouble if there is none.
-        run: Name of the run or path of a report; ``None`` for the newest run that has made the
-            findings.
-        known: Pages by name.
+    Without names the finding at the root of the run's trouble; of the newest run that has made the
+    findings if none is named.
 
     Raises:
         ReportError: If there is no such run or report.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 import logging
 import textwrap
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.numerics.written import scale_text
 
@@ -36,71 +36,50 @@ class Status(NamedTuple):
         )
 
 
-class Display(Protocol):
-    """Display of the progress: lines of text, or a live table."""
-
-    @property
-    def every_seconds(self) -> float:
-        """Time between two status reports. Unit: s."""
-
-    def say(self, text: str) -> None:
-        """Print ``text`` for good."""
-
-    def show(self, status: Status) -> None:
-        """Show ``status`` until the next one."""
-
-
-@contextmanager
-def open_display(stream: TextIO) -> Iterator[Display]:
-    """Yield the best display that ``stream`` can have, and what ampwatch logs on it."""
-    with _best_display(stream) as display:
-        handler = _Warnings(display)
-        logger = logging.getLogger("ampwatch")
-        level = logger.level
-        logger.addHandler(handler)
-        # The demo says itself where its page is.
-        logger.setLevel(logging.WARNING)
-        try:
-            yield display
-        finally:
-            logger.setLevel(level)
-            logger.removeHandler(handler)
-
-
-@contextmanager
-def _best_display(stream: TextIO) -> Iterator[Display]:
-    if not stream.isatty() or importlib.util.find_spec("rich") is None:
-        yield LogDisplay(stream)
-    else:
-        display = RichDisplay(stream)
-        with display.progress:
-            yield display
-
-
-class LogDisplay:
-    """A line now and then, for a file, a pipe, a terminal without Rich."""
+class Display:
+    """Display of the progress: a line now and then, for a file, a pipe, a terminal without Rich."""
 
     every_seconds = 5.0
+    """Time between two status reports. Unit: s."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def say(self, text: str) -> None:
-        """Print ``text``."""
+        """Print ``text`` for good."""
         self._stream.write(f"{text}\n")
         self._stream.flush()
 
     def show(self, status: Status) -> None:
-        """Print a line."""
+        """Show ``status``."""
         self.say(f"{status.phase} phase {status.share:4.0%} over  {status}")
 
 
-class RichDisplay:
+@contextmanager
+def open_display(stream: TextIO) -> Iterator[Display]:
+    """Yield the best display that ``stream`` can have, and what ampwatch logs on it."""
+    with ExitStack() as undo:
+        display = Display(stream)
+        if stream.isatty() and importlib.util.find_spec("rich") is not None:
+            display = rich = RichDisplay(stream)
+            undo.enter_context(rich.progress)
+        handler = _Warnings(display)
+        logger = logging.getLogger("ampwatch")
+        undo.callback(logger.setLevel, logger.level)
+        undo.callback(logger.removeHandler, handler)
+        logger.addHandler(handler)
+        # The demo says itself where its page is.
+        logger.setLevel(logging.WARNING)
+        yield display
+
+
+class RichDisplay(Display):
     """A bar at the bottom of a terminal, drawn by Rich, which comes with the extra ``ui``."""
 
     every_seconds = 0.25
 
     def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
         from rich.console import Console  # noqa: PLC0415 - an extra
         from rich.progress import BarColumn, Progress, TextColumn  # noqa: PLC0415
 

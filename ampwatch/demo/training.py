@@ -28,12 +28,7 @@ if TYPE_CHECKING:
 
 
 class Meter:
-    """Counts steps and skips; updates the display as often as that likes.
-
-    Args:
-        display: Where to show.
-        clock: Monotonic time. Unit: s.
-    """
+    """Counts steps and skips; updates the display as often as that likes, by a clock in seconds."""
 
     def __init__(self, display: Display, clock: Callable[[], float]) -> None:
         self._display = display
@@ -44,13 +39,7 @@ class Meter:
         self._phase = ""
 
     def update(self, moment: Moment, loss: torch.Tensor, last_step: LastStep) -> None:
-        """Take in a step that is over.
-
-        Args:
-            moment: Which step.
-            loss: Its loss, a scalar on any device.
-            last_step: Its outcome, from the monitor.
-        """
+        """Take in a step that is over, its loss, a scalar on any device, and its outcome."""
         self._steps += 1
         self._skipped += last_step.skipped is True  # None where it is not known yet
         phase = "faulty" if moment.faulty else "healthy"

@@ -62,14 +62,7 @@ def track(
 
 
 class AmpwatchTracker(GeneralTracker):  # type: ignore[misc] # its base may not be installed
-    """Hands the numbers of a monitor to the other trackers, whenever they log. Made by ``track``.
-
-    Args:
-        accelerator: Whose trackers.
-        watch: The monitor.
-        keys: The keys to log; all that are known by default.
-        ends: Whether the monitor ends with the training.
-    """
+    """Hands the numbers of a monitor to the other trackers, whenever they log. Made by ``track``."""
 
     name = "ampwatch"
     requires_logging_directory = False

@@ -56,12 +56,7 @@ _NAMES = {
 
 
 def watch(read: Callable[[], Shown], first: Shown) -> int:
-    """Show the state until somebody leaves; return the exit status.
-
-    Args:
-        read: Returns the newest state, or raises ``DaemonError``.
-        first: The first one.
-    """
+    """Show the state until somebody leaves; return the exit status."""
     view = View()
     view.show(*first)
     answers: deque[Shown | Exception] = deque(maxlen=1)

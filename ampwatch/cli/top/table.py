@@ -74,12 +74,9 @@ def clean(text: str) -> str:
 
 
 def once(ranks: RankList, ended: str, width: int) -> str:
-    """Return a list as plain text: the table, then the four lines of each run in trouble.
+    """Return a list, ``clean``, as plain text: the table, then the four lines of each run in trouble.
 
-    Args:
-        ranks: That of the daemon, ``clean``.
-        ended: What to say of runs that it does not show any more.
-        width: Cells of a line.
+    ``ended`` is what to say of runs that the daemon does not show any more; a line has ``width`` cells.
     """
     rows = sorted(ranks.ranks, key=ORDERS["trouble"])
     if not rows:
@@ -111,13 +108,9 @@ def headline_lines(who: str, level: Level, lines: Lines, width: int) -> list[Lin
 
 
 def table(rows: Sequence[RankRow], among: Sequence[RankRow], width: int) -> list[Line]:
-    """Return the heading of the table, and a line for each of ``rows``.
+    """Return the heading of the table, and a line of ``width`` cells for each of ``rows``.
 
-    Args:
-        rows: What is shown.
-        among: All rows there are, by which columns get their widths: they must not jump while
-            somebody scrolls.
-        width: Cells of the terminal.
+    Columns get their widths by all rows there are: they must not jump while somebody scrolls.
     """
     room = width
     shown: list[tuple[Column, int]] = []
@@ -144,8 +137,7 @@ def table(rows: Sequence[RankRow], among: Sequence[RankRow], width: int) -> list
 def _columns(cells: int) -> tuple[Column, ...]:
     """Return all columns but the last one, what is wrong, the most important ones first.
 
-    Args:
-        cells: Those of a history.
+    A history has so many cells.
     """
 
     def last(values: Sequence[float | None], write: Callable[[float], str]) -> str:

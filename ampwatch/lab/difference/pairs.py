@@ -74,13 +74,7 @@ class PairedStep:
 
 
 def distance(a: TapeRow, b: TapeRow, ratio: float = 1.0) -> float:
-    """Return how far two rows are apart, as a share of the larger norm.
-
-    Args:
-        a: The one.
-        b: The other.
-        ratio: What ``b`` is multiplied by first.
-    """
+    """Return how far ``a`` and ``b``, multiplied by ``ratio``, are apart, as a share of the larger norm."""
     if a.nonfinite != b.nonfinite and (not a.nonfinite or not b.nonfinite):
         return math.inf
     if not a.sketch or not b.sketch:
@@ -99,8 +93,8 @@ def pair_up(a: TapeStep, b: TapeStep, ratio: float, *, left_out: Container[str] 
     """Return one step of both runs, paired.
 
     Args:
-        a: The step of the one.
-        b: The step of the other.
+        a: The one.
+        b: The other.
         ratio: Loss scale of the one by that of the other: what is computed in backward may be
             multiplied by it, and the loss.
         left_out: Parameters that are not the same part of the model in both.

@@ -50,12 +50,7 @@ GRADES = (
 def errors_of_map(
     budgets: Mapping[tuple[str, ...], Mapping[str, BudgetRecord]], modules: Sequence[str]
 ) -> State:
-    """Return error budgets as a map is sent: rows of letters, and what these stand for.
-
-    Args:
-        budgets: Budgets by what they are of, the newest last, by module.
-        modules: The modules of the map, in its order.
-    """
+    """Return error budgets, the newest last, as a map is sent: rows of letters, and what these stand for."""
     known = set(modules)
     others = dict.fromkeys(
         name for budget in budgets.values() for name in budget if name not in known

@@ -25,10 +25,6 @@ def plan_of_map(plan: Mapping[str, PlanRecord], modules: Sequence[str]) -> State
     """Return a plan as a map is sent: rows of letters, and what these stand for.
 
     The codes are in the order of their bits, so that what holds other modules shows the widest of them.
-
-    Args:
-        plan: The plan, by module.
-        modules: The modules of the map, in its order.
     """
     used = {name for record in plan.values() for name in record.formats if name}
     formats = sorted(used, key=lambda name: (_bits(name), name))[: len(_LETTERS)]

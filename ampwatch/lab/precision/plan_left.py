@@ -72,10 +72,7 @@ class PlanMade(NamedTuple):
 
 
 def plan_made(records: Sequence[PlanRecord]) -> PlanMade:
-    """Return a plan as evidence, by which it is seen whether a training leaves it.
-
-    Args:
-        records: The plan, layer by layer; one at least.
+    """Return a plan, given layer by layer, as evidence by which it is seen whether a training leaves it.
 
     Raises:
         ValueError: If a format is unknown.

@@ -136,10 +136,6 @@ def format_named(name: str) -> FloatFormat:
 def plan_of(box: Box, wanted: Wanted) -> Plan:
     """Make the plan of a run.
 
-    Args:
-        box: What is known of one of its ranks.
-        wanted: What is asked for.
-
     Returns:
         The plan. Where there is none, its ``why_not`` says why, and what to do.
 
@@ -167,12 +163,7 @@ def plan_of(box: Box, wanted: Wanted) -> Plan:
 
 
 def records_of(plan: Plan, step: int) -> list[PlanRecord]:
-    """Return a plan layer by layer, for the training that follows it and for the daemon.
-
-    Args:
-        plan: The plan.
-        step: Newest iteration when it was asked for.
-    """
+    """Return a plan that was asked for in a step, layer by layer, for who follows it and for the daemon."""
     steps = sorted({step for phase in plan.phases for step in phase.steps}) or [0]
     records = []
     for place, layer in enumerate(plan.layers):
@@ -247,61 +238,14 @@ def _speed(gpu: Gpu, candidate: _Candidate) -> float:
     return math.inf if math.isnan(flops) else flops
 
 
-class _Losses:
-    """Losses of the operands of a layer, by format; each is computed once.
-
-    Args:
-        record: The layer.
-        scale: Exponent of the loss scale of gradients in float16.
-    """
-
-    def __init__(self, record: LayerRecord, scale: int) -> None:
-        self._record = record
-        self._scale = scale
-        self._found: dict[tuple[Operand, str], CastLoss | None] = {}
-
-    def measured(self, operand: Operand) -> bool:
-        return any(o.operand is operand for o in self._record.operands)
-
-    def of(self, operand: Operand, fmt: FloatFormat) -> CastLoss | None:
-        """Return the loss of an operand in the phase in which it is worst; ``None`` if not known."""
-        key = operand, fmt.name
-        if key not in self._found:
-            found = [
-                cast_loss(*self._scaled(o, fmt), fmt)
-                for o in self._record.operands
-                if o.operand is operand
-            ]
-            known = [loss for loss in found if loss is not None]
-            self._found[key] = (
-                CastLoss(min(x.sqnr_db for x in known), max(x.flushed_share for x in known))
-                if known
-                else None
-            )
-        return self._found[key]
-
-    def _scaled(
-        self, record: OperandRecord, fmt: FloatFormat
-    ) -> tuple[ExponentHistogram, tuple[BlockHistogram, ...]]:
-        if record.operand is not Operand.GRAD_OUTPUT or fmt.name != "float16":
-            return record.histogram, record.blocks
-        return record.histogram.shifted(self._scale - nearest_exponent(record.loss_scale)), ()
-
-
 class _LayerPlanner:
-    """Plans one layer.
-
-    Args:
-        record: The layer.
-        wanted: What is asked for.
-        scale: Exponent of the loss scale of gradients in float16.
-        is_last: Whether it is the last one that is called.
-    """
+    """Plans one layer; computes the loss of an operand by a format once."""
 
     def __init__(self, record: LayerRecord, wanted: Wanted, scale: int, *, is_last: bool) -> None:
         self._record = record
         self._wanted = wanted
-        self._losses = _Losses(record, scale)
+        self._scale = scale  # exponent of the loss scale of gradients in float16
+        self._losses: dict[tuple[Operand, str], CastLoss | None] = {}
         self._why_wide = ""
         if is_last:
             self._why_wide = "it is the last layer: its errors are those of the logits"
@@ -322,7 +266,8 @@ class _LayerPlanner:
         )
 
     def _product(self, product: str) -> ProductPlan:
-        missing = [o.label for o in OPERANDS[product] if not self._losses.measured(o)]
+        measured = {operand.operand for operand in self._record.operands}
+        missing = [operand.label for operand in OPERANDS[product] if operand not in measured]
         if missing:
             return self._planned(product, None, None, "", f"{' and '.join(missing)} not measured")
         cheaper = why = ""
@@ -363,7 +308,7 @@ class _LayerPlanner:
         """Return why a product loses too much by a format, empty if it does not; and its loss."""
         wanted, operands = self._wanted, OPERANDS[product]
         formats = candidate.left, candidate.right
-        found = [self._losses.of(o, fmt) for o, fmt in zip(operands, formats, strict=True)]
+        found = [self._loss(o, fmt) for o, fmt in zip(operands, formats, strict=True)]
         known = [loss for loss in found if loss is not None]
         if len(known) < len(found):
             return "blocks were not measured", None
@@ -379,6 +324,26 @@ class _LayerPlanner:
             worst = max(pairs, key=lambda pair: pair[1].flushed_share)[0]
             return f"{loss.flushed_share:.1%} of {worst.label} become zero", loss
         return "", loss
+
+    def _loss(self, operand: Operand, fmt: FloatFormat) -> CastLoss | None:
+        """Return the loss of an operand in the phase in which it is worst; ``None`` if not known."""
+        key = operand, fmt.name
+        if key not in self._losses:
+            records = (o for o in self._record.operands if o.operand is operand)
+            found = [cast_loss(*self._scaled(record, fmt), fmt) for record in records]
+            known = [loss for loss in found if loss is not None]
+            self._losses[key] = None
+            if known:
+                flushed = max(x.flushed_share for x in known)
+                self._losses[key] = CastLoss(min(x.sqnr_db for x in known), flushed)
+        return self._losses[key]
+
+    def _scaled(
+        self, record: OperandRecord, fmt: FloatFormat
+    ) -> tuple[ExponentHistogram, tuple[BlockHistogram, ...]]:
+        if record.operand is not Operand.GRAD_OUTPUT or fmt.name != "float16":
+            return record.histogram, record.blocks
+        return record.histogram.shifted(self._scale - nearest_exponent(record.loss_scale)), ()
 
     def _planned(
         self,

@@ -60,17 +60,10 @@ def tape_path(directory: Path, run: str, rank: int, started_ns: int) -> Path:
 
 
 class TapeWriter:
-    """Writes the tape of one process.
-
-    Args:
-        path: The file; it must not be there.
+    """Writes the tape of one process; ``nbytes`` are written so far.
 
     Raises:
-        OSError: If it cannot be made.
-
-    Attributes:
-        path: As given.
-        nbytes: Bytes written.
+        OSError: If the file is there already, or cannot be made.
     """
 
     def __init__(self, path: Path) -> None:

@@ -78,10 +78,10 @@ def budget_of(
     scale: float,
     asked: Asked,
 ) -> ErrorBudget:
-    """Return the error budget of a call.
+    """Return the error budget of a call, with the parameters of now.
 
     Args:
-        call: The call. Parameters are those of now.
+        call: The call.
         step: Its iteration.
         prefix: Of the model's name among the watched ones.
         scale: What the loss is multiplied by before backward.

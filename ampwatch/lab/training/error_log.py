@@ -97,9 +97,6 @@ class ErrorLog:
     autograd records a graph: what differs is its whole error, and the gradient of the exact loss to
     its result, times what originates, is what that adds to the error of the loss, to first order.
 
-    Args:
-        loss: Returns the loss for what the model returns; ``None`` if the model does that itself.
-
     Attributes:
         target: What origins contribute to, once the model has returned.
         notes: Why ops were not measured, in words, by those words.

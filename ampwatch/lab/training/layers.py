@@ -110,10 +110,7 @@ class LayerSensor(Sensor):
         return HeldBytes(OPERAND_BYTES * kept)
 
     def follow(self, records: Sequence[PlanRecord]) -> None:
-        """Hand over a plan that somebody has asked for, and from now on what is measured.
-
-        Args:
-            records: The plan, layer by layer; one at least.
+        """Hand over a plan that somebody has asked for, layer by layer, and from now on what is measured.
 
         Raises:
             ValueError: If a format is unknown.

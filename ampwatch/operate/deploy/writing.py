@@ -64,11 +64,7 @@ class Plan:
 
 
 def plan(directory: Path, files: Mapping[str, str]) -> Plan:
-    """Compare a directory with what it is to be.
-
-    Args:
-        directory: Where; need not exist.
-        files: Text by path.
+    """Compare a directory, which need not exist, with what it is to be: texts by path.
 
     Raises:
         DeployError: If it is no directory, cannot be read, or was written by a newer version.
@@ -96,7 +92,7 @@ def plan(directory: Path, files: Mapping[str, str]) -> Plan:
 
 
 class Theirs(Enum):
-    """Treatment of files that somebody has changed."""
+    """Treatment of files that somebody has changed: write nothing, write the others, or write all."""
 
     REFUSE = "refuse"
     KEEP = "keep"
@@ -107,10 +103,6 @@ def write(todo: Plan, *, theirs: Theirs = Theirs.REFUSE) -> None:
     """Do what was planned.
 
     Each file is whole, the old or the new one, whenever this is interrupted.
-
-    Args:
-        todo: The plan.
-        theirs: Write nothing, the others, or all, where somebody has changed some.
 
     Raises:
         DeployError: If something was changed by hand and is neither to be kept nor overwritten,

@@ -15,15 +15,7 @@ from ampwatch.errors import AskError, RingError, did_you_mean
 from ampwatch.host.daemon.discovery import find_rings
 from ampwatch.runtime import ring_directories
 from ampwatch.settings import Settings
-from ampwatch.wire.ring import RingReader
-from ampwatch.wire.ring.requests import (
-    Answer,
-    Request,
-    read_answer,
-    read_request,
-    withdraw,
-    write_request,
-)
+from ampwatch.wire.ring import RingReader, requests
 
 if TYPE_CHECKING:
     import argparse
@@ -97,7 +89,7 @@ def _name(reader: RingReader) -> str:
 
 def answer_of(
     reader: RingReader, what: str, timeout_s: float, plan: Sequence[PlanRecord] = ()
-) -> tuple[bytes, Answer]:
+) -> tuple[bytes, requests.Answer]:
     """Ask a training for something; return what it has written, and its answer.
 
     Args:
@@ -113,7 +105,8 @@ def answer_of(
     doing = f"having {run} follow the plan" if plan else f"waiting for an iteration of {run} to end"
     with ExitStack() as undo, progress(doing):
         # Beside the ring, which both can reach: a container may have a /tmp of its own.
-        raw = empty_file(reader.path.with_name(f"{what}.json"), undo)
+        name = "errors.json" if what == "errors" else "plan.json"
+        raw = empty_file(reader.path.with_name(name), undo)
         answer = ask(reader, raw, what, 1, timeout_s, undo, plan=plan)
         try:
             return raw.read_bytes(), answer
@@ -131,7 +124,7 @@ def ask(
     undo: ExitStack,
     *,
     plan: Sequence[PlanRecord] = (),
-) -> Answer:
+) -> requests.Answer:
     """Ask a training for something, wait for its answer, and return it.
 
     Args:
@@ -146,19 +139,26 @@ def ask(
     Raises:
         AskError: If it cannot be asked, does not answer, or says why not.
     """
-    request = Request(secrets.token_hex(8), os.getpid(), raw, iterations, what, tuple(plan))
+    request = requests.Request(
+        secrets.token_hex(8), os.getpid(), raw, iterations, what, tuple(plan)
+    )
     _make_room(reader.path)
     # Before it is written: Ctrl-C may come right after.
     undo.callback(_take_back, reader.path, request.token)
     try:
-        write_request(reader.path, request)
+        requests.write_request(reader.path, request)
     except FileExistsError:
         msg = f"another command is waiting for an answer of {_name(reader)}; try again later"
         raise AskError(msg) from None
     except OSError as error:
         msg = f"cannot ask the training, beside its ring {str(reader.path)!r}: {error}"
         raise AskError(msg) from error
-    return _wait(reader, request.token, timeout_s, _NOUNS[what])
+    noun = _NOUNS[what]
+    answer = _wait(reader, request.token, timeout_s, noun)
+    if answer.why_not:
+        msg = f"no {noun}: {answer.why_not}"
+        raise AskError(msg)
+    return answer
 
 
 _NOUNS = {
@@ -172,13 +172,13 @@ _NOUNS = {
 def _take_back(ring: Path, token: str) -> None:
     """Take a request and its answer back, unless the request that is there is somebody else's."""
     try:
-        is_ours = read_request(ring).token == token
+        is_ours = requests.read_request(ring).token == token
     except FileNotFoundError:  # the training has taken it
         is_ours = True
     except (OSError, ValueError):
         is_ours = False
     if is_ours:
-        withdraw(ring)
+        requests.withdraw(ring)
 
 
 def _make_room(ring: Path) -> None:
@@ -187,9 +187,9 @@ def _make_room(ring: Path) -> None:
         # Signal 0 only asks whether the process exists. One of another user raises PermissionError,
         # an OSError: it lives, and its request stays.
         try:
-            os.kill(read_request(ring).pid, 0)
+            os.kill(requests.read_request(ring).pid, 0)
         except ProcessLookupError:
-            withdraw(ring)
+            requests.withdraw(ring)
 
 
 def empty_file(output: Path, undo: ExitStack) -> Path:
@@ -211,16 +211,13 @@ def empty_file(output: Path, undo: ExitStack) -> Path:
     return part
 
 
-def _wait(reader: RingReader, token: str, timeout_s: float, noun: str) -> Answer:
+def _wait(reader: RingReader, token: str, timeout_s: float, noun: str) -> requests.Answer:
     until = time.monotonic() + timeout_s
     while True:
         lives = reader.writer_alive()  # before the answer: what it wrote at last is there then
         with suppress(OSError, ValueError):
-            answer = read_answer(reader.path)
+            answer = requests.read_answer(reader.path)
             if answer.token == token:
-                if answer.why_not:
-                    msg = f"no {noun}: {answer.why_not}"
-                    raise AskError(msg)
                 return answer
         if not lives:
             msg = f"no {noun}: the training {_name(reader)} has ended"

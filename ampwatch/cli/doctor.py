@@ -60,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         SettingsError: If a setting is not usable.
     """
-    with progress("examining this machine") as shown:
-        found = examine(_with_progress(probes(Settings.resolve()), shown.update))
+    with progress("examining this machine") as say:
+        found = examine(_with_progress(probes(Settings.resolve()), say))
     able = is_able(found)
     if args.json:
         print(as_json(found, able=able))

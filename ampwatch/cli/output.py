@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import TextIO
 
 PATIENCE_SECONDS = 1.0
 """Time after which a person begins to wonder. Unit: s."""
@@ -94,47 +93,31 @@ seconds = above_zero(float, "a number of seconds > 0")
 
 
 @contextmanager
-def progress(
-    text: str, stream: TextIO | None = None, seconds: float = PATIENCE_SECONDS
-) -> Iterator[Progress]:
-    """Show ``text``, as in "reading reports", while the context is open, once it has been for a while.
+def progress(text: str) -> Iterator[Callable[[str], None]]:
+    """Show ``text``, as in "reading reports", on the error stream once this context is open for a while.
 
-    Args:
-        text: What is being done.
-        stream: Where to; the error stream if ``None``: what a program reads stays the same. Nothing is
-            shown if it is no terminal.
-        seconds: How long nothing is shown. Unit: s.
+    Only if that is a terminal: what a program reads stays the same. What it yields is called with what
+    is being done now.
     """
-    shown = Progress(text, sys.stderr if stream is None else stream)
-    timer = threading.Timer(seconds, shown.start)
+    stream, is_shown = sys.stderr, False
+
+    def show() -> None:
+        nonlocal is_shown
+        is_shown = True
+        stream.write(f"ampwatch: {text} ...\n")
+        stream.flush()
+
+    def update(words: str) -> None:
+        nonlocal text
+        text = words
+        if is_shown:
+            show()
+
+    timer = threading.Timer(PATIENCE_SECONDS, show)
     timer.daemon = True
-    if shown.stream.isatty():
+    if stream.isatty():
         timer.start()
     try:
-        yield shown
+        yield update
     finally:
         timer.cancel()
-
-
-class Progress:
-    """What a command is doing, as lines on a terminal."""
-
-    def __init__(self, text: str, stream: TextIO) -> None:
-        self.stream = stream
-        self._text = text
-        self._is_shown = False
-
-    def update(self, text: str) -> None:
-        """Say what is being done now."""
-        self._text = text
-        if self._is_shown:
-            self._show()
-
-    def start(self) -> None:
-        """Begin to show it."""
-        self._is_shown = True
-        self._show()
-
-    def _show(self) -> None:
-        self.stream.write(f"ampwatch: {self._text} ...\n")
-        self.stream.flush()

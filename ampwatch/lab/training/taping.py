@@ -30,8 +30,6 @@ from ampwatch.training.ops.events import OpSensor
 from ampwatch.training.private import graph_task, scale_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import nn
     from torch.optim import Optimizer
 
@@ -82,10 +80,9 @@ class TapeSensor(OpSensor):
         self._step = -1
         self._trouble = ""
 
-    def not_seen(self) -> Iterator[str]:
-        """Yield, in a sentence, what is not on the tape."""
-        if self._trouble:
-            yield self._trouble
+    def not_seen(self) -> list[str]:
+        """Return, in a sentence, what is not on the tape."""
+        return [self._trouble] if self._trouble else []
 
     def _is_recorded(self, step: int) -> bool:
         first, every = self._settings.record_first, self._settings.record_every

@@ -8,15 +8,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Container, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ampwatch import __version__, laboratory
 from ampwatch.cli.completion import ASKED, LINE, answer
 from ampwatch.errors import AmpwatchError, did_you_mean
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
 
 VERBS = {
     "completion": "print the completion script for your shell",

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import secrets
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ampwatch.cli.output import progress, seconds
 from ampwatch.errors import AskError, RingError, did_you_mean
 from ampwatch.host.daemon.discovery import find_rings
 from ampwatch.runtime import ring_directories
 from ampwatch.settings import Settings
+from ampwatch.wire.records import PlanRecord
 from ampwatch.wire.ring import RingReader, requests
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
-
-    from ampwatch.wire.records import PlanRecord
 
 POLL_SECONDS = 0.05
 TIMEOUT_SECONDS = 120.0

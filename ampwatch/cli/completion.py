@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from ampwatch.errors import AmpwatchError
-
-if TYPE_CHECKING:
-    import argparse
 
 DESCRIPTION = """\
 Print the script with which your shell completes ampwatch's commands, options and names.

@@ -11,27 +11,20 @@ import http.client
 import netrc
 import os
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
-from typing import TYPE_CHECKING
 
 from msgspec import MsgspecError
 
 from ampwatch.errors import DaemonError, ReportError
-from ampwatch.report.rank_list import unpacked
+from ampwatch.report.rank_list import RankList, unpacked
 from ampwatch.runtime import runtime_directory
+from ampwatch.settings import Settings
 from ampwatch.wire.blackbox.files import paths, report_directory
-from ampwatch.wire.rendezvous.lock import reachable
-from ampwatch.wire.rendezvous.machine import find_daemon, readers_token
+from ampwatch.wire.rendezvous.lock import DaemonInfo, reachable
+from ampwatch.wire.rendezvous.machine import Found, find_daemon, readers_token
 from ampwatch.wire.rendezvous.token import TOKEN_FILE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ampwatch.report.rank_list import RankList
-    from ampwatch.settings import Settings
-    from ampwatch.wire.rendezvous.lock import DaemonInfo
-    from ampwatch.wire.rendezvous.machine import Found
 
 TIMEOUT_SECONDS = 10.0
 """Time for the daemon to answer: with many ranks on a busy machine it takes seconds. Unit: s."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 import shutil
@@ -9,17 +10,12 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ampwatch.cli.output import above_zero, seconds
 from ampwatch.demo.schedule import SECONDS, DemoSchedule, Limit, usual_schedule
 from ampwatch.report.judged_boxes import judge_boxes
 from ampwatch.report.short import render_short
-
-if TYPE_CHECKING:
-    import argparse
-
-    from ampwatch.wire.blackbox import Box
+from ampwatch.wire.blackbox import Box
 
 ONE_LINE = "watch = ampwatch.monitor(model, scaler)"
 

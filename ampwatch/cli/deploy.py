@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ampwatch.cli.output import piped
 from ampwatch.errors import DeployError
@@ -20,10 +20,6 @@ from ampwatch.operate.deploy.writing import FileChange, Plan, Theirs, plan, writ
 from ampwatch.runtime import private_directory, runtime_path
 from ampwatch.settings import DEFAULT_PORT, Settings, checked_base, checked_url
 from ampwatch.wire.rendezvous.token import TOKEN_FILE, ensure_token
-
-if TYPE_CHECKING:
-    import argparse
-
 
 DESCRIPTION = """\
 Write the files of a deployment: Docker Compose, Kubernetes and systemd files, the configuration

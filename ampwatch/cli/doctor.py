@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ampwatch import __version__
 from ampwatch.cli.output import hanging, in_colours, progress, width
-from ampwatch.doctor.examination import examine, is_able, probes
+from ampwatch.doctor.check import Check
+from ampwatch.doctor.examination import Probe, examine, is_able, probes
 from ampwatch.settings import Settings
 
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Mapping
-
-    from ampwatch.doctor.check import Check
-    from ampwatch.doctor.examination import Probe
-
-    Examination = Mapping[str, list[Check]]
+Examination = Mapping[str, list[Check]]
 
 DESCRIPTION = """\
 Check what ampwatch can measure on this machine, why something is missing, and what to do.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ampwatch.cli.output import MAX_WIDTH, encodable, hanging, in_colours, piped, progress, width
 from ampwatch.cli.report import boxes_of
@@ -11,19 +12,13 @@ from ampwatch.diagnosis.kinds.tables import by_family
 from ampwatch.errors import did_you_mean
 from ampwatch.host.daemon.leftovers import jobs
 from ampwatch.report import accounts
+from ampwatch.report.incidents import Incident
 from ampwatch.report.judged_boxes import judge_boxes
 from ampwatch.report.one_line import printable
 from ampwatch.report.pages import Page, Shelf, for_terminal, pages
 from ampwatch.report.report import render_incident
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from ampwatch.report.incidents import Incident
-    from ampwatch.report.verdict import RunVerdict
-    from ampwatch.wire.blackbox import Box
-
+from ampwatch.report.verdict import RunVerdict
+from ampwatch.wire.blackbox import Box
 
 DESCRIPTION = """\
 Explain a kind of finding: what it means, a program that shows it, and the remedy. Or print the

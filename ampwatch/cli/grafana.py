@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ampwatch.cli.output import encodable, piped
 from ampwatch.errors import AmpwatchError, SettingsError
 from ampwatch.operate.grafana import work
 from ampwatch.operate.grafana.server import GrafanaServer
+from ampwatch.operate.grafana.work import Change
 from ampwatch.shipped import shipped
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable
-
-    from ampwatch.operate.grafana.work import Change
 
 DESCRIPTION = """\
 Install the dashboards in a Grafana (10.4 or newer), compare them with those there, or export

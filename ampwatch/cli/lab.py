@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import argparse
 
 from ampwatch import laboratory
 from ampwatch.cli import add_verb
-
-if TYPE_CHECKING:
-    import argparse
 
 DESCRIPTION = """\
 The laboratory: the error of a training in other number formats, op by op, and the first

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from ampwatch.errors import RingError, did_you_mean
 from ampwatch.host.daemon.discovery import find_rings
@@ -13,12 +15,6 @@ from ampwatch.runtime import ring_directories
 from ampwatch.settings import Settings
 from ampwatch.wire.records import CensusRecord, RunIdentity
 from ampwatch.wire.ring import RingReader
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
 
 DESCRIPTION = """\
 Show which ops of a training ran in which dtype: calls, FLOPs, bytes, casts, and why some

@@ -9,11 +9,9 @@ import shutil
 import sys
 import textwrap
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 PATIENCE_SECONDS = 1.0
 """Time after which a person begins to wonder. Unit: s."""

@@ -8,7 +8,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from ampwatch.cli.output import encodable, piped, progress, width
 from ampwatch.errors import ReportError, SettingsError, did_you_mean
@@ -22,11 +22,9 @@ from ampwatch.report.run_list import row_of
 from ampwatch.report.short import INDENT, render_short
 from ampwatch.runtime import ring_directories
 from ampwatch.settings import Settings
+from ampwatch.wire.blackbox import Box
 from ampwatch.wire.blackbox.document import to_json
 from ampwatch.wire.blackbox.files import report_directory
-
-if TYPE_CHECKING:
-    from ampwatch.wire.blackbox import Box
 
 DESCRIPTION = """\
 Report what went wrong in a training: what to do first, what broke, where, since when, and how

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ampwatch.settings import ATTACH, FINDINGS_ONLY, SERVE, Settings
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
 
 DESCRIPTION = """\
 Run a program unchanged, and watch every optimizer and GradScaler that it makes, as if

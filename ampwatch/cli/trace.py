@@ -8,15 +8,12 @@ import os
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ampwatch.cli.asking import add_choice, ask, choose, empty_file
 from ampwatch.cli.output import progress
 from ampwatch.errors import AskError
 from ampwatch.numerics.written import counted
-
-if TYPE_CHECKING:
-    from ampwatch.wire.ring.requests import Answer
+from ampwatch.wire.ring.requests import Answer
 
 DESCRIPTION = """\
 Profile the next iterations of a training that runs under ampwatch with torch.profiler, and write

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
-from typing import TYPE_CHECKING
 
 from ampwatch.cli import daemon_state
 from ampwatch.errors import DaemonError, did_you_mean
@@ -11,10 +11,6 @@ from ampwatch.host.daemon.leftovers import find_leftovers
 from ampwatch.report.one_line import address, printable
 from ampwatch.settings import Settings
 from ampwatch.wire.rendezvous.token import TOKEN_FIELD
-
-if TYPE_CHECKING:
-    import argparse
-
 
 DESCRIPTION = """\
 Print the address of the page of this user's daemon, with the token that it asks for.

@@ -5,14 +5,11 @@ from __future__ import annotations
 import importlib.util
 import logging
 import textwrap
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, TextIO
 
 from ampwatch.numerics.written import scale_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import TextIO
 
 TEXT_WIDTH = 92
 COLOURS = {"healthy": "green", "faulty": "red"}

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch.nn import functional
 
 import ampwatch
+from ampwatch import LastStep
 from ampwatch.demo.corpus import Corpus
-from ampwatch.demo.display import Status
-from ampwatch.demo.model import CharacterGPT
-from ampwatch.demo.schedule import moments
+from ampwatch.demo.display import Display, Status
+from ampwatch.demo.model import MLP, CharacterGPT, Size
+from ampwatch.demo.schedule import DemoSchedule, Moment, moments
 from ampwatch.settings import Settings
 from ampwatch.wire.rendezvous.machine import find_daemon, readers_token
 from ampwatch.wire.rendezvous.token import TOKEN_FIELD
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ampwatch import LastStep
-    from ampwatch.demo.display import Display
-    from ampwatch.demo.model import MLP, Size
-    from ampwatch.demo.schedule import DemoSchedule, Moment
 
 
 class Meter:

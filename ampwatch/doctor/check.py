@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+Load = Callable[[str], Any]
+"""Imports a module by name, as ``importlib.import_module`` does."""
 
-    Load = Callable[[str], Any]
-    """Imports a module by name, as ``importlib.import_module`` does."""
-
-    Version = Callable[[str], str | None]
-    """Returns the version of an installed distribution, as ``installed_version`` does."""
+Version = Callable[[str], str | None]
+"""Returns the version of an installed distribution, as ``installed_version`` does."""
 
 
 class State(str, Enum):

@@ -7,23 +7,17 @@ torch here.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import TYPE_CHECKING
 
-from ampwatch.doctor.check import Check, State, installed_version
+from ampwatch.doctor.check import Check, State, Version, installed_version
 from ampwatch.doctor.daemon import daemon
 from ampwatch.doctor.gpu import gpus
 from ampwatch.doctor.places import reports, rings
 from ampwatch.doctor.training import shown_devices, training
+from ampwatch.settings import Settings
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from ampwatch.doctor.check import Version
-    from ampwatch.settings import Settings
-
-    Probe = Callable[[], list[Check]]
-
+Probe = Callable[[], list[Check]]
 
 MAX_SECONDS = 120.0
 """Time after which a probe is given up. Importing torch from a slow file system takes half of it.

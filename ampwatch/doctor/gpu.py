@@ -5,22 +5,23 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from ampwatch.doctor.check import Check, State
-from ampwatch.doctor.training import UPDATE
-from ampwatch.host.fleet.gpus import CAPABILITY_STATES, NOTHING_WRONG, Feature, Pass, Reason
+from ampwatch.doctor.check import Check, Load, State
+from ampwatch.doctor.training import UPDATE, Devices
+from ampwatch.host.fleet.gpus import (
+    CAPABILITY_STATES,
+    NOTHING_WRONG,
+    Feature,
+    Gpu,
+    Instance,
+    Pass,
+    Reason,
+)
 from ampwatch.host.gpu.nvml import LIBRARY, open_nvml
 from ampwatch.host.gpu.source import NvmlSource
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from ampwatch.doctor.check import Load
-    from ampwatch.doctor.training import Devices
-    from ampwatch.host.fleet.gpus import Gpu, Instance
-
 
 GPM_SECONDS = 0.2
 """Time between the two samples without which GPM has no value. Unit: s."""

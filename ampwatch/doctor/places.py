@@ -8,17 +8,14 @@ import stat
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ampwatch.doctor.check import Check, State
 from ampwatch.errors import ReportError, RingError
 from ampwatch.runtime import SHARED_MEMORY, lets_others_in, runtime_path
+from ampwatch.settings import Settings
 from ampwatch.wire.blackbox.files import report_directory, run_directory
 from ampwatch.wire.ring import layout
 from ampwatch.wire.ring.writer import fitting_slots
-
-if TYPE_CHECKING:
-    from ampwatch.settings import Settings
 
 RANKS = 8
 """Rings that a place should have room for: so many ranks a machine with GPUs has as a rule."""

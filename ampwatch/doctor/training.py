@@ -7,19 +7,15 @@ import re
 import sys
 import sysconfig
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ampwatch.doctor.check import Check, State
+from ampwatch.doctor.check import Check, Load, State
 from ampwatch.errors import AttachError
 from ampwatch.numerics.formats import HALF
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from ampwatch.doctor.check import Load
 
 OLDEST, TESTED = (2, 6), (2, 13)
 """The oldest release of torch that is supported, and the one that the tests run with."""

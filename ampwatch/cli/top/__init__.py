@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING
 
 from ampwatch.cli import daemon_state
 from ampwatch.cli.output import encodable, piped
 from ampwatch.cli.top.table import clean, once
+from ampwatch.report.rank_list import RankList
 from ampwatch.settings import Settings
-
-if TYPE_CHECKING:
-    import argparse
-
-    from ampwatch.report.rank_list import RankList
 
 DESCRIPTION = """\
 Show all runs on this machine: one line for each rank, worst first, with its finding, its recent

@@ -5,21 +5,17 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from textwrap import wrap
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ampwatch.report.one_line import printable
+from ampwatch.report.rank_list import Lines, RankList, RankRow
 from ampwatch.report.short import labelled
 from ampwatch.report.verdict import Level
 from ampwatch.report.words import plain, plural, scale, step_time
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from ampwatch.report.rank_list import Lines, RankList, RankRow
-
 
 Line = list[tuple[str, str]]
 """A line of a screen: texts, each with a style of Rich's. Without colours it loses nothing."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from textwrap import wrap
-from typing import TYPE_CHECKING
 
 from ampwatch.cli.top.table import (
     BAD,
@@ -13,6 +13,7 @@ from ampwatch.cli.top.table import (
     ORDERS,
     QUIET,
     STRONG,
+    Line,
     clean,
     fitted,
     headline_lines,
@@ -20,14 +21,9 @@ from ampwatch.cli.top.table import (
     summary,
     table,
 )
+from ampwatch.report.rank_list import RankList, RankRow
 from ampwatch.report.report import render_incident
 from ampwatch.report.short import INDENT, MIN_WIDTH, part
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ampwatch.cli.top.table import Line
-    from ampwatch.report.rank_list import RankList, RankRow
 
 MIN_ROWS = 4
 """Lines of the table that there is to be room for, or the four lines of a rank are not shown."""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ampwatch.cli.output import encodable, piped, progress, width
 from ampwatch.lab.difference.ranks import compare_runs
 from ampwatch.lab.difference.words import difference_document, render_difference
 from ampwatch.lab.tape.files import find_tapes
-
-if TYPE_CHECKING:
-    import argparse
 
 DESCRIPTION = """\
 Compare two runs trained on the same batches: float32 against float16,

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 from ampwatch.cli.asking import add_choice, answer_of, choose
 from ampwatch.cli.output import above_zero
 from ampwatch.errors import AskError
 from ampwatch.lab.budget import from_dict, to_json
 from ampwatch.wire.ring.text import parse_json
-
-if TYPE_CHECKING:
-    import argparse
 
 DESCRIPTION = """\
 Ask a training that runs under ampwatch for the error budget of its newest batch: how far

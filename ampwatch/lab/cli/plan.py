@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 from ampwatch.cli.asking import add_choice, answer_of, choose
 from ampwatch.cli.report import boxes_of
@@ -12,15 +13,10 @@ from ampwatch.errors import AskError, ReportError
 from ampwatch.lab.precision import LIMIT_DB, MAX_FLUSHED
 from ampwatch.lab.precision.plan import LINES, to_json
 from ampwatch.lab.precision.planner import checked, plan_of, records_of
+from ampwatch.wire.blackbox import Box
 from ampwatch.wire.blackbox.document import from_json
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
-
-    from ampwatch.wire.blackbox import Box
-    from ampwatch.wire.records import PlanRecord
-    from ampwatch.wire.ring import RingReader
+from ampwatch.wire.records import PlanRecord
+from ampwatch.wire.ring import RingReader
 
 DESCRIPTION = """\
 Plan the precision of a training: for each linear and convolutional layer, and for each of

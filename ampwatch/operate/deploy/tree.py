@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import ampwatch
 from ampwatch.errors import DeployError
+from ampwatch.operate.deploy.options import DeployOptions
 from ampwatch.report import pages
 from ampwatch.settings import DEFAULT_PORT
 from ampwatch.shipped import shipped
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ampwatch.operate.deploy.options import DeployOptions
 
 RUNBOOKS = f"{pages.REPOSITORY}docs/runbooks/"
 WEBHOOK = r"http://127\.0\.0\.1:5001/alerts"

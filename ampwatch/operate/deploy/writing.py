@@ -10,18 +10,15 @@ import hashlib
 import os
 import re
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from ampwatch import __version__
 from ampwatch.errors import DeployError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 RECORD = ".ampwatch-deploy.json"
 

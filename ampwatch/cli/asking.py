@@ -86,13 +86,7 @@ def _name(reader: RingReader) -> str:
 def answer_of(
     reader: RingReader, what: str, timeout_s: float, plan: Sequence[PlanRecord] = ()
 ) -> tuple[bytes, requests.Answer]:
-    """Ask a training for something; return what it has written, and its answer.
-
-    Args:
-        reader: Of its ring.
-        what: ``errors``, ``layers`` or ``follow``.
-        timeout_s: How long it is waited for. Unit: s.
-        plan: Of ``follow``: the precision plan, layer by layer.
+    """Ask a training for something, as ``ask`` does; return what it has written, and its answer.
 
     Raises:
         AskError: If it cannot be asked, does not answer, says why not, or its answer cannot be read.

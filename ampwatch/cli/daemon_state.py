@@ -43,10 +43,7 @@ def read(settings: Settings, clean: Callable[[str], str] = str) -> RankList:
     """Return the newest list of ranks of the daemon that shows the runs of this user.
 
     That may be this user's or that of the machine. It is looked for each time: another one may have taken its place.
-
-    Args:
-        settings: Where its lock is.
-        clean: Makes of each text one that can be shown.
+    ``clean`` makes of each text one that can be shown.
 
     Raises:
         DaemonError: If none serves, it does not answer, it refuses, or it is of another release.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 
@@ -56,7 +56,13 @@ def run(args: argparse.Namespace) -> int:
         SettingsError: If a setting is not usable.
     """
     with progress("examining this machine") as say:
-        found = examine(_with_progress(probes(Settings.resolve()), say))
+
+        def announced(group: str, probe: Probe) -> list[Check]:
+            say(f"examining {group}")
+            return probe()
+
+        known = probes(Settings.resolve())
+        found = examine({group: partial(announced, group, probe) for group, probe in known.items()})
     able = is_able(found)
     if args.json:
         print(as_json(found, able=able))
@@ -65,16 +71,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(as_text(found, width(MAX_WIDTH)))
     return 0 if able else 1
-
-
-def _with_progress(probes: Mapping[str, Probe], say: Callable[[str], None]) -> dict[str, Probe]:
-    """Return ``probes``, each of which says what it examines before it does."""
-
-    def announced(group: str, probe: Probe) -> list[Check]:
-        say(f"examining {group}")
-        return probe()
-
-    return {group: partial(announced, group, probe) for group, probe in probes.items()}
 
 
 def as_json(found: Examination, *, able: bool) -> str:

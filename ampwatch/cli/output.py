@@ -19,7 +19,7 @@ PATIENCE_SECONDS = 1.0
 _Number = TypeVar("_Number", int, float)
 
 MAX_WIDTH, MIN_WIDTH = 100, 40
-"""Characters in a line of text."""
+"""Characters in a line of text; longer ones are hard to read."""
 
 _ASCII = str.maketrans("▁▂▃▄▅▆▇█─", "_.-~=+*#-")
 """Marks of histories, and rules, where a terminal has none."""

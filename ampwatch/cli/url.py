@@ -39,13 +39,12 @@ shown for ten minutes; after that `ampwatch report` says what went wrong in it.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the verb."""
-    parser.add_argument("--run", default="", metavar="NAME", help="the run that the page shows")
-    parser.add_argument("--rank", type=int, metavar="R", help="a rank of it")
-    parser.add_argument("--step", type=int, metavar="N", help="a step that the charts mark")
-    parser.add_argument(
-        "--finding", default="", metavar="KEY", help="a finding that is marked, as KIND@PLACE"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--run", default="", metavar="NAME", help="the run that the page shows")
+    add("--rank", type=int, metavar="R", help="a rank of it")
+    add("--step", type=int, metavar="N", help="a step that the charts mark")
+    add("--finding", default="", metavar="KEY", help="a finding that is marked, as KIND@PLACE")
+    add(
         "--header",
         action="store_true",
         help="print the header by which a program sends the token instead",

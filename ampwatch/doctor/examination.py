@@ -92,9 +92,7 @@ def packages(group: str, version: Version = installed_version) -> list[Check]:
         if found := version(package):
             checks.append(Check(name, State.OK, f"{package} {found}"))
         else:
-            why, remedy = (
-                f"{package} is not installed: {without}",
-                f"pip install 'ampwatch[{extra}]'",
-            )
+            why = f"{package} is not installed: {without}"
+            remedy = f"pip install 'ampwatch[{extra}]'"
             checks.append(Check(name, State.ABSENT, why, remedy))
     return checks

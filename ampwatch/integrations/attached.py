@@ -116,16 +116,11 @@ class Callback:
 
     def _metrics(self) -> dict[str, float]:
         """Return what is to be logged of the newest iteration; nothing where nothing is watched."""
-        return {} if (watch := self._open) is None else self._chosen(watch.metrics())
+        return {} if (watch := self._open) is None else chosen(watch.metrics(), self._keys)
 
     def _summary(self) -> dict[str, float]:
         """Return what is to be logged of the whole training; nothing where nothing is watched."""
-        return {} if (watch := self._open) is None else self._chosen(watch.summary())
-
-    def _chosen(self, numbers: dict[str, float]) -> dict[str, float]:
-        if self._keys is None:
-            return numbers
-        return {key: value for key, value in numbers.items() if key in self._keys}
+        return {} if (watch := self._open) is None else chosen(watch.summary(), self._keys)
 
     def _detach(self, error: BaseException | None = None) -> None:
         """End the monitor, as failed where the training has; a user's own stays open."""
@@ -170,6 +165,11 @@ class Callback:
 
     def _note_stop(self, _: Finding) -> None:
         self._stop = True
+
+
+def chosen(numbers: dict[str, float], keys: frozenset[str] | None) -> dict[str, float]:
+    """Return the numbers that are to be logged; all that are known without keys."""
+    return numbers if keys is None else {k: v for k, v in numbers.items() if k in keys}
 
 
 def _is_stop(callback: object) -> bool:

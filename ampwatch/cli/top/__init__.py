@@ -9,7 +9,7 @@ import shutil
 import sys
 
 from ampwatch.cli import daemon_state
-from ampwatch.cli.output import encodable, piped
+from ampwatch.cli.output import MIN_WIDTH, encodable, piped
 from ampwatch.cli.top.table import clean, once
 from ampwatch.report.rank_list import RankList
 from ampwatch.settings import Settings
@@ -43,8 +43,6 @@ are off where NO_COLOR is set. If the daemon asks for a password, that of `machi
 
 WIDTH = 120
 """Columns of a table that goes into a pipe. Unit: characters."""
-
-MIN_WIDTH = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

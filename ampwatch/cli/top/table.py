@@ -11,6 +11,7 @@ from itertools import pairwise
 from textwrap import wrap
 from typing import NamedTuple
 
+from ampwatch.cli.output import MAX_WIDTH
 from ampwatch.report.one_line import printable
 from ampwatch.report.rank_list import Lines, RankList, RankRow
 from ampwatch.report.short import labelled
@@ -36,9 +37,6 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 NOT_FINITE = "!"
 """Mark of a value that is NaN or infinite."""
-
-MAX_WIDTH = 100
-"""Cells of a line of prose; longer ones are hard to read."""
 
 MAX_COLUMN = 24
 WIDE = 110

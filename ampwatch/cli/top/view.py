@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from textwrap import wrap
 
+from ampwatch.cli.output import MAX_WIDTH
 from ampwatch.cli.top.table import (
     BAD,
     CHOSEN,
-    MAX_WIDTH,
     ORDERS,
     QUIET,
     STRONG,
@@ -39,14 +39,10 @@ PAGE_KEYS = "up/down scroll  f next finding  Esc back  q quit"
 
 
 class View:
-    """The screen.
-
-    Attributes:
-        is_over: Whether somebody wants to leave.
-    """
+    """The screen."""
 
     def __init__(self) -> None:
-        self.is_over = False
+        self.is_over = False  # whether somebody wants to leave
         self._rows: list[RankRow] = []
         self._summary = ""
         self._trouble = ""

@@ -57,12 +57,10 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps(difference_document(runs), indent=2))
         else:
-            print(_printable(render_difference(runs, width())), end="")
+            text = render_difference(runs, width())
+            # Names of modules may be any text.
+            shown = (
+                c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text
+            )
+            print(encodable("".join(shown)), end="")
     return 0 if runs.is_explained else DIFFERENT
-
-
-def _printable(text: str) -> str:
-    """Return ``text`` as the terminal can show it: names of modules may be any text."""
-    return encodable(
-        "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
-    )

@@ -10,9 +10,8 @@ from contextlib import ExitStack
 from ampwatch.cli.asking import add_choice, answer_of, choose
 from ampwatch.cli.report import boxes_of
 from ampwatch.errors import AskError, ReportError
-from ampwatch.lab.precision import LIMIT_DB, MAX_FLUSHED
 from ampwatch.lab.precision.plan import LINES, to_json
-from ampwatch.lab.precision.planner import checked, plan_of, records_of
+from ampwatch.lab.precision.planner import LIMIT_DB, MAX_FLUSHED, checked, plan_of, records_of
 from ampwatch.wire.blackbox import Box
 from ampwatch.wire.blackbox.document import from_json
 from ampwatch.wire.records import PlanRecord

@@ -7,15 +7,10 @@ and by what it rounds. So a place is found also in a step in which everything is
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from ampwatch.lab.tape.rows import RowKind
+from ampwatch.lab.tape.rows import RowKind, TapeRow
 from ampwatch.numerics.formats import FORMATS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ampwatch.lab.tape.rows import TapeRow
 
 ROUNDINGS = 4.0
 """Units of rounding that one op may be off. The error of rounding once is 0.3 units in the mean square,

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from ampwatch.lab.tape.rows import RowKind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from ampwatch.lab.tape.files import Tape
-    from ampwatch.lab.tape.rows import TapeModule
+from ampwatch.lab.tape.files import Tape
+from ampwatch.lab.tape.rows import RowKind, TapeModule
 
 
 @dataclass

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from ampwatch.lab.tape.rows import RowKind, TapeRow
+from ampwatch.lab.tape.rows import RowKind, TapeRow, TapeStep
 
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Sequence
-
-    from ampwatch.lab.tape.rows import TapeStep
-
-    _Key = tuple[str, tuple[int, ...]]
+_Key = tuple[str, tuple[int, ...]]
 
 CASTS = frozenset({"_to_copy", "to", "copy", "_foreach_copy_"})
 """Ops that only change the dtype: runs of other formats have others, which is no difference."""

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 from ampwatch.errors import DiffError
 from ampwatch.lab.difference.pairs import STATE, distance
 from ampwatch.lab.difference.verdict import Departure, Difference, compare
-from ampwatch.lab.tape.files import read_head, read_tape
-from ampwatch.lab.tape.rows import RowKind
+from ampwatch.lab.tape.files import Tape, read_head, read_tape
+from ampwatch.lab.tape.rows import RowKind, TapeRow
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from ampwatch.lab.tape.files import Tape
-    from ampwatch.lab.tape.rows import TapeRow
-
-    _Key = tuple[int, int, str]
-    """Step, kind and name of what each rank has."""
+_Key = tuple[int, int, str]
+"""Step, kind and name of what each rank has."""
 
 MAX_LISTED = 8
 """Ranks that are listed in a sentence."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ampwatch.errors import DiffError
 from ampwatch.lab.difference.allowed import (
@@ -20,19 +21,14 @@ from ampwatch.lab.difference.allowed import (
 from ampwatch.lab.difference.context import Contrast, contrast, profile_of
 from ampwatch.lab.difference.pairs import (
     CASTS,
+    Pair,
     PairedStep,
     distance,
     pair_state,
     pair_up,
 )
-from ampwatch.lab.tape.rows import RowKind, TapeOutcome
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ampwatch.lab.difference.pairs import Pair
-    from ampwatch.lab.tape.files import Tape
-    from ampwatch.lab.tape.rows import TapeRow
+from ampwatch.lab.tape.files import Tape
+from ampwatch.lab.tape.rows import RowKind, TapeOutcome, TapeRow
 
 UNSEEN_GROWTH = 16.0
 """Factor by which a module may increase what comes in, where its ops were not seen."""

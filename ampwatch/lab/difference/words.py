@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 import textwrap
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-from ampwatch.lab.difference.ranks import ranks_in_words
+from ampwatch.lab.difference.ranks import Parting, RankDifference, RunsDifference, ranks_in_words
+from ampwatch.lab.difference.verdict import Departure, Difference, ModuleSpread, Spread
+from ampwatch.lab.tape.files import Tape
 from ampwatch.lab.tape.rows import RowKind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from ampwatch.lab.difference.ranks import Parting, RankDifference, RunsDifference
-    from ampwatch.lab.difference.verdict import Departure, Difference, ModuleSpread, Spread
-    from ampwatch.lab.tape.files import Tape
 
 SHOWN_STEPS = 12
 SHOWN_MODULES = 16

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
+from ampwatch.host.page.rows import State
 from ampwatch.lab.budget import right_bits
 from ampwatch.report.words import number
-from ampwatch.wire.records import MAX_BUDGETED
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from ampwatch.host.page.rows import State
-    from ampwatch.wire.records import BudgetRecord
+from ampwatch.wire.records import MAX_BUDGETED, BudgetRecord
 
 NONE = "none"
 

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
+from ampwatch.host.page.rows import State
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.report.words import number, percent, plural
-from ampwatch.wire.records import PRODUCTS, formats_of_words
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from ampwatch.host.page.rows import State
-    from ampwatch.wire.records import PlanRecord
+from ampwatch.wire.records import PRODUCTS, PlanRecord, formats_of_words
 
 NONE, AS_IS = "none", "as is"
 

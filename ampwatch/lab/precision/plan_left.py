@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -133,27 +134,20 @@ class _Followed:
 
 
 class _Plan:
-    """The products of a plan, and the measurements that tell whether they hold it.
-
-    Attributes:
-        made: The plan.
-        first: The first product that has left it, which the finding is about; ``None`` before.
-        products: The products.
-    """
+    """The products of a plan, and the measurements that tell whether they hold it."""
 
     def __init__(self, made: PlanMade) -> None:
         self.made = made
-        self.first: _Followed | None = None
+        self.first: _Followed | None = None  # that has left it: what the finding is about
         layers = {name: n for n, name in enumerate(dict.fromkeys(p.module for p in made.products))}
         self.products = [
             _Followed(product, _turn(product, layers[product.module]), made.step)
             for product in made.products
         ]
-        self._by_operand: dict[tuple[str, Operand], list[_Followed]] = {}
+        self._by_operand: dict[tuple[str, Operand], list[_Followed]] = defaultdict(list)
         for followed in self.products:
             for operand in followed.product.operands:
-                key = followed.product.module, operand
-                self._by_operand.setdefault(key, []).append(followed)
+                self._by_operand[followed.product.module, operand].append(followed)
         self._judged_at = dict.fromkeys(self._by_operand, -1)
 
     def update(self, measured: OperandsMeasured) -> Iterator[tuple[_Followed, Operand]]:

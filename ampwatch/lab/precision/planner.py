@@ -11,7 +11,6 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.errors import SettingsError, did_you_mean
-from ampwatch.lab.precision import LIMIT_DB, MAX_FLUSHED
 from ampwatch.lab.precision.plan import KeptModule, LayerPlan, PhaseSteps, Plan, ProductPlan
 from ampwatch.lab.precision.products import HEADROOM, OPERANDS, CastLoss, cast_loss, product_db
 from ampwatch.numerics.exponents import nearest_exponent
@@ -38,6 +37,12 @@ if TYPE_CHECKING:
     from ampwatch.numerics.formats import FloatFormat
     from ampwatch.wire.blackbox import Box
     from ampwatch.wire.records import LayerRecord, OperandRecord
+
+LIMIT_DB = 20.0
+"""Limit unless another one is given: FP8 keeps it of what is spread as usual, FP4 does not. Unit: dB."""
+
+MAX_FLUSHED = 0.1
+"""Share of an operand that may become zero unless another one is given."""
 
 CANDIDATES = (
     "mxfp4",

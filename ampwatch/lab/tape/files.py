@@ -11,10 +11,12 @@ import os
 import re
 import struct
 import zlib
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -26,15 +28,9 @@ from ampwatch.lab.tape.rows import (
     TapeHead,
     TapeOutcome,
     TapeRecord,
+    TapeRow,
     TapeStep,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-    from typing import BinaryIO
-
-    from ampwatch.lab.tape.rows import TapeRow
 
 SUFFIX = ".tape"
 MARK = b"ampwatch tape\n"
@@ -124,12 +120,16 @@ def find_tapes(asked: Path) -> dict[int, Path]:
     """
     if not asked.is_dir():
         return {read_head(asked).rank: asked}
-    known = [(_head_or_error(path), path) for path in sorted(asked.glob(f"*{SUFFIX}"))]
-    heads = [(head, path) for head, path in known if isinstance(head, TapeHead)]
+    heads: list[tuple[TapeHead, Path]] = []
+    refused: list[DiffError] = []
+    for path in sorted(asked.glob(f"*{SUFFIX}")):
+        try:
+            heads.append((read_head(path), path))
+        except DiffError as error:  # noqa: PERF203 - each file by itself
+            refused.append(error)
+    if refused and not heads:
+        raise refused[0]
     if not heads:
-        for refused, _ in known:
-            if isinstance(refused, DiffError):
-                raise refused
         msg = (
             f"expected a tape (*{SUFFIX}) in {str(asked)!r}, found none; a run records one with"
             " ampwatch.monitor(..., record_dir=DIR) or AMPWATCH_RECORD_DIR=DIR"
@@ -145,13 +145,6 @@ def find_tapes(asked: Path) -> dict[int, Path]:
             break
         found[head.rank] = path
     return dict(sorted(found.items()))
-
-
-def _head_or_error(path: Path) -> TapeHead | DiffError:
-    try:
-        return read_head(path)
-    except DiffError as error:
-        return error
 
 
 def read_head(path: Path) -> TapeHead:

@@ -153,13 +153,12 @@ class Budgets(Sensor):
             known = [row.contribution for row in rows if row.contribution is not None]
             notes = [] if log.target.target == "loss" else [OUTPUT_ALONE]
             notes += log.notes
-            dtypes = [region.dtype for region in call.autocast]
+            trained = [region.dtype for region in call.autocast]
+            dtypes = trained if asked.dtype is None else [asked.dtype]
             return ErrorBudget(
                 model=prefix.rstrip("."),
                 step=step,
-                formats=tuple(
-                    dict.fromkeys(map(name_of, [asked.dtype] if asked.dtype else dtypes))
-                ),
+                formats=tuple(dict.fromkeys(map(name_of, dtypes))),
                 **log.target._asdict(),
                 explained=sum(known) if known else None,
                 rows=tuple(rows),

@@ -97,10 +97,6 @@ class ErrorLog:
     autograd records a graph: what differs is its whole error, and the gradient of the exact loss to
     its result, times what originates, is what that adds to the error of the loss, to first order.
 
-    Attributes:
-        target: What origins contribute to, once the model has returned.
-        notes: Why ops were not measured, in words, by those words.
-
     Cost:
         Each op three times in forward, of which twice in float64, and its gradient once; in backward
         three times. Memory of a batch's activations some seven times over.
@@ -109,7 +105,7 @@ class ErrorLog:
     def __init__(self, loss: Callable[[Any], Any] | None = None) -> None:
         self._apart = Apart()
         self._loss = loss
-        self.target = Target()
+        self.target = Target()  # what origins contribute to, once the model has returned
         self._values = ExactValues()
         self._tallies: dict[_Key, _Tally] = {}
         self._modules: dict[str, _Tally] = {}
@@ -118,7 +114,7 @@ class ErrorLog:
         # Of a graph: what is added to a result that has none, so that its gradient is known.
         self._root = torch.zeros((), dtype=EXACT, requires_grad=True)
         self._is_weighed = False
-        self.notes: dict[str, None] = {}
+        self.notes: dict[str, None] = {}  # in words, why ops were not measured
 
     def run(self, call: OpCall, place: OpPlace, execute: Execute) -> Any:
         """Run an op of the replay, and the same op in float64 beside it; return what it returns."""

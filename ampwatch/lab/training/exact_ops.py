@@ -112,7 +112,8 @@ class ExactValues:
         self._known[_key(tensor)] = ExactValue(exact, error, memory)
         self._until_sweep -= 1
         if self._until_sweep <= 0:
-            self._sweep()
+            self._known = {k: v for k, v in self._known.items() if not v.memory.expired()}
+            self._until_sweep = max(SWEEP, len(self._known))
         return exact
 
     def settle(self) -> None:
@@ -123,12 +124,6 @@ class ExactValues:
     def forget(self) -> None:
         """Let go of everything. Idempotent."""
         self._known.clear()
-
-    def _sweep(self) -> None:
-        for key, value in list(self._known.items()):
-            if value.memory.expired():
-                del self._known[key]
-        self._until_sweep = max(SWEEP, len(self._known))
 
 
 def _key(tensor: Tensor) -> Any:
@@ -165,13 +160,12 @@ class ExactRun:
 
     def __init__(self, call: OpCall, exact_of: Callable[[Tensor], Tensor]) -> None:
         self._call = call
-        self._args = [
-            self._argument(name, value, exact_of)
-            for name, value in zip(call.info.arguments, call.args, strict=False)
-        ]
-        self._kwargs = {
-            name: self._argument(name, value, exact_of) for name, value in call.kwargs.items()
-        }
+
+        def argument(name: str, value: Any) -> Any:
+            return False if name == "half_to_float" else _converted(value, exact_of)
+
+        self._args = list(map(argument, call.info.arguments, call.args))
+        self._kwargs = {name: argument(name, value) for name, value in call.kwargs.items()}
 
     def run(self) -> list[Tensor]:
         """Return the tensors that it returns; of a call that returns none those that it has written to.
@@ -189,10 +183,6 @@ class ExactRun:
             found = otherwise()
         here = call._replace(args=self._args, kwargs=self._kwargs)
         return all_tensors_in([found]) or list(writes(here))
-
-    @staticmethod
-    def _argument(name: str, value: Any, exact_of: Callable[[Tensor], Tensor]) -> Any:
-        return False if name == "half_to_float" else _converted(value, exact_of)
 
 
 def _otherwise(call: OpCall, args: list[Any], kwargs: dict[str, Any]) -> Callable[[], Any] | None:

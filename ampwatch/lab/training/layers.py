@@ -73,9 +73,6 @@ class LayerSensor(Sensor):
 
     It measures nothing itself: the sensor of activations tells it of calls and measures inputs that
     are the output of no other module.
-
-    Attributes:
-        plan: The newest plan that was asked for, here or by another process; ``None`` before.
     """
 
     name = "layers"
@@ -85,7 +82,9 @@ class LayerSensor(Sensor):
         self._names = context.names
         self._observe = context.observe
         self._out = context.out
-        self.plan: PlanMade | None = None
+        self.plan: PlanMade | None = (
+            None  # the newest that was asked for, here or by another process
+        )
         self._layers: dict[str, _Layer] = {}
         # Whose operands tensors are; found anew after a layer or the source of an input is another.
         self._places: dict[_Key, list[tuple[_Layer, Operand]]] | None = None

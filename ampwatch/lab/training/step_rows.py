@@ -50,15 +50,11 @@ class _Measured:
 
 @dataclass
 class StepRows:
-    """The rows of one step. Keeps no tensor of the training.
-
-    Attributes:
-        missing: In sentences, what could not be recorded.
-    """
+    """The rows of one step. Keeps no tensor of the training."""
 
     kernel_for: Callable[[torch.device], Kernel]
     sketcher: Sketcher
-    missing: dict[str, None] = field(default_factory=dict)
+    missing: dict[str, None] = field(default_factory=dict)  # in sentences, what was not recorded
     _rows: list[_Measured] = field(default_factory=list)
     _writers: dict[int, int] = field(default_factory=dict)
     _exchanged: set[int] = field(default_factory=set)
@@ -173,12 +169,11 @@ class StepRows:
         Cost: waits once for each device that tensors were on; some 10 us a row.
         """
         sums = _on_host([row.sums for row in self._rows])
-        bins = _on_host([row.bins[0] for row in self._rows if row.bins is not None])
+        bins = iter(_on_host([row.bins[0] for row in self._rows if row.bins is not None]))
         scales = {id(r.scale): r.scale for r in self._rows if r.scale is not None}
         known = {key: float(scale) for key, scale in scales.items() if scale is not None}
-        rest = iter(bins)
         return [
-            _row(row, numbers.tolist(), None if row.bins is None else next(rest), known)
+            _row(row, numbers.tolist(), None if row.bins is None else next(bins), known)
             for row, numbers in zip(self._rows, sums, strict=True)
         ]
 

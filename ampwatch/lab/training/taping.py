@@ -66,7 +66,6 @@ class TapeSensor(OpSensor):
     def __init__(self, context: Context, identity: RunIdentity) -> None:
         self._context = context
         self._identity = identity
-        self._settings = context.settings
         context.governor.record(self._is_recorded)
         self.guard: Guard = context.bus.guard(self.name, is_thread_safe=True, sweep=self.failed)
         self._kernel_for = cache(kernel_for)
@@ -85,7 +84,7 @@ class TapeSensor(OpSensor):
         return [self._trouble] if self._trouble else []
 
     def _is_recorded(self, step: int) -> bool:
-        first, every = self._settings.record_first, self._settings.record_every
+        first, every = self._context.settings.record_first, self._context.settings.record_every
         return step < first or (every > 0 and step % every == 0)
 
     # The history of iterations.
@@ -96,7 +95,7 @@ class TapeSensor(OpSensor):
         Raises:
             SettingsError: If the file cannot be made.
         """
-        identity, directory = self._identity, Path(self._settings.record_dir)
+        identity, directory = self._identity, Path(self._context.settings.record_dir)
         path = tape_path(directory, identity.run, identity.rank, identity.started_ns)
         try:
             self._writer = TapeWriter(path)
@@ -147,13 +146,10 @@ class TapeSensor(OpSensor):
         self._end_listening()
         self._sketcher.clear()
         self._waiting.clear()
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.close()
-            if (
-                not self._has_head
-            ):  # no step was recorded: there is nothing to hold against anything
-                writer.path.unlink(missing_ok=True)
+        writer = self._let_go()
+        # Without a recorded step there is nothing to hold against anything.
+        if writer is not None and not self._has_head:
+            writer.path.unlink(missing_ok=True)
 
     def compiled_entering(self, _event: on.CompiledEntering) -> None:
         """Have the hooks taken out: code that is compiled must not be compiled with them."""
@@ -334,9 +330,14 @@ class TapeSensor(OpSensor):
         """Record no more, and say why once."""
         self._trouble = f"steps are not recorded any more: {why}"
         logger.warning("%s; training is not affected", self._trouble)
+        self._let_go()
+
+    def _let_go(self) -> TapeWriter | None:
+        """Close the file, and return what wrote it; ``None`` if it is closed already."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
+        return writer
 
 
 MAX_OPTIONS = 32

@@ -403,7 +403,7 @@ def _a_day(
     settings = Settings(grace_seconds=GRACE_SECONDS)
     fleet = Fleet(settings, clock)
     watcher = RingWatcher(fleet, lambda: [place], grace_seconds=GRACE_SECONDS, clock=clock)
-    exporter = PrometheusExporter(fleet, {})
+    exporter = PrometheusExporter(fleet)
     # Held as by a page that shows what comes first.
     channel = Broadcast(Feed(fleet, clock)).channel(Shown())
     ticks = int(hours * 3600 / TICK_SECONDS)

@@ -1,7 +1,6 @@
-"""The command line: one file per verb, each loaded when the parser is made.
+"""The command line: one file per verb, loaded where the command line has the verb: help is quick.
 
-A verb has ``HELP``, ``DESCRIPTION``, ``EPILOG``, ``add_arguments(parser)`` and ``run(args)``; what it
-needs to run is imported when it runs, so that ``ampwatch --help`` is quick.
+A verb has ``DESCRIPTION``, ``EPILOG``, ``add_arguments(parser)`` and ``run(args)``.
 """
 
 from __future__ import annotations
@@ -9,32 +8,31 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Container, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ampwatch import __version__, laboratory
-from ampwatch.cli.completion import ASKED, answer
+from ampwatch.cli.completion import ASKED, LINE, answer
 from ampwatch.errors import AmpwatchError, did_you_mean
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-VERBS = (
-    "completion",
-    "daemon",
-    "demo",
-    "deploy",
-    "doctor",
-    "explain",
-    "grafana",
-    "lab",
-    "ops",
-    "report",
-    "run",
-    "top",
-    "trace",
-    "url",
-)
+VERBS = {
+    "completion": "print the completion script for your shell",
+    "daemon": "serve the page and the metrics of this machine's runs",
+    "demo": "train a small model that breaks, and see what ampwatch reports",
+    "deploy": "write the files to run Prometheus, Alertmanager and Grafana with it",
+    "doctor": "check what ampwatch can measure on this machine, and why not",
+    "explain": "explain a kind of finding or an alert, and what to do",
+    "grafana": "install the dashboards in a Grafana, compare or export them",
+    "lab": "plan formats, show where errors appear, compare two runs",
+    "ops": "show which ops of a training ran in which dtype, and why",
+    "report": "report what went wrong in a run, during it or afterwards",
+    "run": "run a training program unchanged, and watch it",
+    "top": "show all runs on this machine, live, worst first",
+    "trace": "profile the next iterations of a running training, and write the trace",
+    "url": "print the address of the page, with the token it asks for",
+}
+"""The verbs, and what help says of each."""
 
 DESCRIPTION = """\
 Watch the numerical health of PyTorch mixed-precision training.
@@ -51,6 +49,10 @@ EPILOG = """\
 Settings come from AMPWATCH_* environment variables as well; see `ampwatch explain settings`.
 `ampwatch <command> --help` says what a command is for and shows examples.
 """
+
+
+WITH_VALUE = ("--level", "--run")
+"""Those of the options of ``ampwatch run`` that take a value: the next word is not the program."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -84,12 +86,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0, 1 after an error that was explained, 2 for a command line that makes no
         sense, 130 after Ctrl-C.
     """
-    from ampwatch.cli.run import split  # noqa: PLC0415 - a verb like the others
-
     ours, program = split(sys.argv[1:] if argv is None else argv)
-    parser = make_parser()
     if ASKED in os.environ:
-        answer(parser)
+        answer(make_parser(os.environ.get(LINE, "").split()))
+    parser = make_parser(ours)
     args = parser.parse_args(ours, argparse.Namespace(program=program))
     if "func" not in args:
         args.parser.print_help()
@@ -103,42 +103,47 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser with all verbs."""
-    parser = Parser(
-        prog="ampwatch",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words of a command line that are ours, and those of the program of ``ampwatch run``.
+
+    argparse cannot be trusted with the latter: it takes a `--` of the program for its own.
+    """
+    place = 1
+    while argv[:1] == ["run"] and place < len(argv):
+        word = argv[place]
+        if word == "--":
+            return list(argv[:place]), list(argv[place + 1 :])
+        if word.startswith("-m") or not word.startswith("-"):
+            return list(argv[:place]), list(argv[place:])
+        place += 2 if word in WITH_VALUE else 1
+    return list(argv), []
+
+
+def make_parser(words: Container[str] | None = None) -> argparse.ArgumentParser:
+    """Return the parser of a command line, with the arguments of the verbs that are among its words.
+
+    Args:
+        words: The command line; ``None`` for the arguments of all verbs.
+    """
+    parser = Parser(prog="ampwatch", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"ampwatch {__version__}")
     parser.set_defaults(parser=parser)
     subparsers = parser.add_subparsers(title="commands", metavar="<command>")
-    for verb in VERBS:
-        add_verb(subparsers, verb, import_module(f"ampwatch.cli.{verb}"))
+    for verb, text in VERBS.items():
+        listed = subparsers.add_parser(verb, help=text)
+        if words is None or verb in words:
+            add_verb(listed, import_module(f"ampwatch.cli.{verb}"))
     # Their old place, until the next release; help does not list them.
     for verb in laboratory.VERBS:
-        add_verb(subparsers, verb, laboratory.load(f"cli.{verb}"), is_listed=False)
+        unlisted = subparsers.add_parser(verb)
+        if words is None or verb in words:
+            add_verb(unlisted, laboratory.load(f"cli.{verb}"))
     return parser
 
 
-def add_verb(
-    subparsers: argparse._SubParsersAction[Any],
-    verb: str,
-    module: Any,
-    *,
-    is_listed: bool = True,
-) -> None:
-    """Add a verb to a command line.
-
-    Args:
-        subparsers: Those of the command line.
-        verb: Its name.
-        module: Its module.
-        is_listed: Whether help lists it.
-    """
-    listed = {"help": module.HELP} if is_listed else {}
-    epilog = getattr(module, "EPILOG", None)
-    parser = subparsers.add_parser(verb, **listed, description=module.DESCRIPTION, epilog=epilog)
+def add_verb(parser: argparse.ArgumentParser, module: Any) -> None:
+    """Have a parser take the arguments of a verb, and call it."""
+    parser.description, parser.epilog = module.DESCRIPTION, getattr(module, "EPILOG", None)
     parser.set_defaults(parser=parser)
     if hasattr(module, "run"):  # others have verbs of their own
         parser.set_defaults(func=module.run)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import secrets
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ampwatch.cli.output import seconds
-from ampwatch.errors import AskError, did_you_mean
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
-    from contextlib import ExitStack
-
-    from ampwatch.wire.records import PlanRecord
-    from ampwatch.wire.ring import RingReader
-    from ampwatch.wire.ring.requests import Answer
+from ampwatch.cli.output import progress, seconds
+from ampwatch.errors import AskError, RingError, did_you_mean
+from ampwatch.host.daemon.discovery import find_rings
+from ampwatch.runtime import ring_directories
+from ampwatch.settings import Settings
+from ampwatch.wire.records import PlanRecord
+from ampwatch.wire.ring import RingReader, requests
 
 POLL_SECONDS = 0.05
 TIMEOUT_SECONDS = 120.0
@@ -40,14 +37,12 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def running(undo: ExitStack) -> list[RingReader]:
-    """Return the rings of this user whose training runs."""
-    from ampwatch.errors import RingError  # noqa: PLC0415
-    from ampwatch.host.daemon.discovery import find_rings  # noqa: PLC0415 - not for --help
-    from ampwatch.runtime import ring_directories  # noqa: PLC0415
-    from ampwatch.settings import Settings  # noqa: PLC0415
-    from ampwatch.wire.ring import RingReader  # noqa: PLC0415
+def choose(undo: ExitStack, run_name: str | None, rank: int | None) -> RingReader:
+    """Return the ring of the one training of this user that is meant and runs.
 
+    Raises:
+        AskError: If there is none, or more than one.
+    """
     settings = Settings.resolve()
     directories = ring_directories(settings.ring_dir, settings.runtime_dir)
     readers = []
@@ -57,15 +52,6 @@ def running(undo: ExitStack) -> list[RingReader]:
             undo.callback(reader.close)
             if reader.writer_alive():
                 readers.append(reader)
-    return readers
-
-
-def choose(readers: Sequence[RingReader], run_name: str | None, rank: int | None) -> RingReader:
-    """Return the one training that is meant.
-
-    Raises:
-        AskError: If there is none, or more than one.
-    """
     matching = [
         reader
         for reader in readers
@@ -97,6 +83,28 @@ def _name(reader: RingReader) -> str:
     return f"--run {who.run} --rank {who.rank}  (process {who.pid})"
 
 
+def answer_of(
+    reader: RingReader, what: str, timeout_s: float, plan: Sequence[PlanRecord] = ()
+) -> tuple[bytes, requests.Answer]:
+    """Ask a training for something, as ``ask`` does; return what it has written, and its answer.
+
+    Raises:
+        AskError: If it cannot be asked, does not answer, says why not, or its answer cannot be read.
+    """
+    run = reader.identity.run
+    doing = f"having {run} follow the plan" if plan else f"waiting for an iteration of {run} to end"
+    with ExitStack() as undo, progress(doing):
+        # Beside the ring, which both can reach: a container may have a /tmp of its own.
+        name = "errors.json" if what == "errors" else "plan.json"
+        raw = empty_file(reader.path.with_name(name), undo)
+        answer = ask(reader, raw, what, 1, timeout_s, undo, plan=plan)
+        try:
+            return raw.read_bytes(), answer
+        except OSError as error:
+            msg = f"cannot read the answer of the training: {error}"
+            raise AskError(msg) from error
+
+
 def ask(
     reader: RingReader,
     raw: Path,
@@ -106,7 +114,7 @@ def ask(
     undo: ExitStack,
     *,
     plan: Sequence[PlanRecord] = (),
-) -> Answer:
+) -> requests.Answer:
     """Ask a training for something, wait for its answer, and return it.
 
     Args:
@@ -121,14 +129,14 @@ def ask(
     Raises:
         AskError: If it cannot be asked, does not answer, or says why not.
     """
-    from ampwatch.wire.ring.requests import Request, write_request  # noqa: PLC0415
-
-    request = Request(secrets.token_hex(8), os.getpid(), raw, iterations, what, tuple(plan))
+    request = requests.Request(
+        secrets.token_hex(8), os.getpid(), raw, iterations, what, tuple(plan)
+    )
     _make_room(reader.path)
     # Before it is written: Ctrl-C may come right after.
     undo.callback(_take_back, reader.path, request.token)
     try:
-        write_request(reader.path, request)
+        requests.write_request(reader.path, request)
     except FileExistsError:
         msg = f"another command is waiting for an answer of {_name(reader)}; try again later"
         raise AskError(msg) from None
@@ -153,29 +161,25 @@ _NOUNS = {
 
 def _take_back(ring: Path, token: str) -> None:
     """Take a request and its answer back, unless the request that is there is somebody else's."""
-    from ampwatch.wire.ring.requests import read_request, withdraw  # noqa: PLC0415
-
     try:
-        is_ours = read_request(ring).token == token
+        is_ours = requests.read_request(ring).token == token
     except FileNotFoundError:  # the training has taken it
         is_ours = True
     except (OSError, ValueError):
         is_ours = False
     if is_ours:
-        withdraw(ring)
+        requests.withdraw(ring)
 
 
 def _make_room(ring: Path) -> None:
     """Take away the request of somebody who is no more."""
-    from ampwatch.wire.ring.requests import read_request, withdraw  # noqa: PLC0415
-
     with suppress(OSError, ValueError):
         # Signal 0 only asks whether the process exists. One of another user raises PermissionError,
         # an OSError: it lives, and its request stays.
         try:
-            os.kill(read_request(ring).pid, 0)
+            os.kill(requests.read_request(ring).pid, 0)
         except ProcessLookupError:
-            withdraw(ring)
+            requests.withdraw(ring)
 
 
 def empty_file(output: Path, undo: ExitStack) -> Path:
@@ -197,14 +201,12 @@ def empty_file(output: Path, undo: ExitStack) -> Path:
     return part
 
 
-def _wait(reader: RingReader, token: str, timeout_s: float, noun: str) -> Answer:
-    from ampwatch.wire.ring.requests import read_answer  # noqa: PLC0415
-
+def _wait(reader: RingReader, token: str, timeout_s: float, noun: str) -> requests.Answer:
     until = time.monotonic() + timeout_s
     while True:
         lives = reader.writer_alive()  # before the answer: what it wrote at last is there then
         with suppress(OSError, ValueError):
-            answer = read_answer(reader.path)
+            answer = requests.read_answer(reader.path)
             if answer.token == token:
                 return answer
         if not lives:

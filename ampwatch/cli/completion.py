@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from ampwatch.errors import AmpwatchError
-
-if TYPE_CHECKING:
-    import argparse
-
-HELP = "print the completion script for your shell"
 
 DESCRIPTION = """\
 Print the script with which your shell completes ampwatch's commands, options and names.
@@ -33,6 +28,9 @@ SHELLS = ("bash", "zsh", "fish")
 
 ASKED = "_ARGCOMPLETE"
 """Environment variable with which argcomplete's script asks a program what may come next."""
+
+LINE = "COMP_LINE"
+"""Environment variable with the line of which it asks."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import logging
 
-HELP = "serve the page and the metrics of this machine's runs"
+from ampwatch.host.daemon.app import DaemonOptions, serve
+from ampwatch.host.daemon.detach import BoundedLog
+from ampwatch.settings import ADDRESSES, Settings
 
 DESCRIPTION = """\
 Serve the runs of this machine: the page, Prometheus metrics, service discovery.
@@ -124,10 +126,6 @@ def run(args: argparse.Namespace) -> int:
         SettingsError: If a setting is not usable.
         DaemonError: If the daemon cannot start, or a part of it died.
     """
-    from ampwatch.host.daemon.app import DaemonOptions, serve  # noqa: PLC0415 - --help must not load the server
-    from ampwatch.host.daemon.detach import BoundedLog  # noqa: PLC0415 - likewise
-    from ampwatch.settings import ADDRESSES, Settings  # noqa: PLC0415 - likewise
-
     logging.basicConfig(
         level=args.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",

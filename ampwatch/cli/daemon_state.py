@@ -11,26 +11,20 @@ import http.client
 import netrc
 import os
 import ssl
+from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
-from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import MsgspecError
 
 from ampwatch.errors import DaemonError, ReportError
-from ampwatch.report.rank_list import unpacked
+from ampwatch.report.rank_list import RankList, unpacked
 from ampwatch.runtime import runtime_directory
+from ampwatch.settings import Settings
 from ampwatch.wire.blackbox.files import paths, report_directory
-from ampwatch.wire.rendezvous.lock import reachable
-from ampwatch.wire.rendezvous.machine import find_daemon, readers_token
+from ampwatch.wire.rendezvous.lock import DaemonInfo, reachable
+from ampwatch.wire.rendezvous.machine import Found, find_daemon, readers_token
 from ampwatch.wire.rendezvous.token import TOKEN_FILE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from ampwatch.report.rank_list import RankList
-    from ampwatch.settings import Settings
-    from ampwatch.wire.rendezvous.machine import Found
 
 TIMEOUT_SECONDS = 10.0
 """Time for the daemon to answer: with many ranks on a busy machine it takes seconds. Unit: s."""
@@ -45,77 +39,52 @@ PATH = "/ranks"
 """Where the list of ranks is."""
 
 
-class _Place(NamedTuple):
-    """A daemon to be asked.
-
-    Attributes:
-        scheme: ``http`` or ``https``.
-        host: Address.
-        port: Port.
-        token: What it wants; empty for nothing.
-        password: Name and password, with a colon between them, once it has asked for them; empty for none.
-    """
-
-    scheme: str
-    host: str
-    port: int
-    token: str = ""
-    password: str = ""
-
-    @property
-    def authorization(self) -> str:
-        """The header that proves who asks; empty for none."""
-        if self.password:
-            return f"Basic {base64.b64encode(self.password.encode()).decode()}"
-        return f"Bearer {self.token}" if self.token else ""
-
-    @property
-    def address(self) -> str:
-        """Host and port, as in a URL."""
-        return f"{reachable(self.host)}:{self.port}"
-
-
 def read(settings: Settings, clean: Callable[[str], str] = str) -> RankList:
     """Return the newest list of ranks of the daemon that shows the runs of this user.
 
     That may be this user's or that of the machine. It is looked for each time: another one may have taken its place.
-
-    Args:
-        settings: Where its lock is.
-        clean: Makes of each text one that can be shown.
+    ``clean`` makes of each text one that can be shown.
 
     Raises:
         DaemonError: If none serves, it does not answer, it refuses, or it is of another release.
     """
     found = shown_by(settings)
-    info = found.info
-    place = _Place(info.scheme, info.host, info.port, token_of(found))
-    status, body, challenge = _get(place)
+    info, token = found.info, token_of(found)
+    status, body, challenge = _get(info, f"Bearer {token}" if token else "")
+    login = None
     if status == HTTPStatus.UNAUTHORIZED and "basic" in challenge.lower().split():
-        place = place._replace(password=_password(place.host))
-        status, body, _ = _get(place) if place.password else (status, body, "")
-    if status == HTTPStatus.UNAUTHORIZED:
-        raise DaemonError(_refused(place, found.directory, body))
-    if status == HTTPStatus.NOT_FOUND:
-        raise DaemonError(_of_another_release(place))
-    if status != HTTPStatus.OK:
-        answer = body[:MAX_REASON].decode("utf-8", "replace").strip()
-        msg = f"the daemon on {place.address} answered with status {status}: {answer!r}"
-        raise DaemonError(msg)
-    try:
-        return unpacked(body, clean)
-    except MsgspecError as error:
-        raise DaemonError(_of_another_release(place)) from error
+        login = _login(info.host)
+        if login is not None:
+            proof = base64.b64encode(":".join(login).encode()).decode()
+            status, body, _ = _get(info, f"Basic {proof}")
+    if status == HTTPStatus.OK:
+        with suppress(MsgspecError):
+            return unpacked(body, clean)
+    answer = body[:MAX_REASON].decode("utf-8", "replace").strip()
+    if status in (HTTPStatus.OK, HTTPStatus.NOT_FOUND):
+        what = OTHER_RELEASE
+    elif status == HTTPStatus.UNAUTHORIZED:
+        what = _refusal(found, token, login, answer.partition("\n")[0].strip())
+    else:
+        what = f"answered with status {status}: {answer!r}"
+    msg = f"the daemon on {_address(info)} {what}"
+    raise DaemonError(msg)
 
 
-def _refused(place: _Place, directory: Path | None, body: bytes) -> str:
-    answer = body[:MAX_REASON].decode("utf-8", "replace").partition("\n")[0].strip()
-    if place.password:
-        name = place.password.partition(":")[0]
-        return f"the daemon on {place.address} refused the password of {name!r} in {_netrc_file()!r}: {answer!r}"
-    if place.token and directory is not None:
-        return f"the daemon on {place.address} refused the token in {str(directory / TOKEN_FILE)!r}; end that daemon, and the next one accepts it"
-    return f"the daemon on {place.address} asks for a password: {answer!r}; put the name and password of its web-config file in {_netrc_file()!r}, as `machine localhost login NAME password PASSWORD`, or open its page in a browser"
+OTHER_RELEASE = "does not send the list of ranks of this release; if it is of another release, end it: the next training or `ampwatch daemon` starts one of this release; until then its page shows the runs"
+
+
+def _refusal(found: Found, token: str, login: tuple[str, str] | None, answer: str) -> str:
+    if login is not None:
+        return f"refused the password of {login[0]!r} in {_netrc_file()!r}: {answer!r}"
+    if token and found.directory is not None:
+        return f"refused the token in {str(found.directory / TOKEN_FILE)!r}; end that daemon, and the next one accepts it"
+    return f"asks for a password: {answer!r}; put the name and password of its web-config file in {_netrc_file()!r}, as `machine localhost login NAME password PASSWORD`, or open its page in a browser"
+
+
+def _address(info: DaemonInfo) -> str:
+    """Return host and port, as in a URL."""
+    return f"{reachable(info.host)}:{info.port}"
 
 
 def shown_by(settings: Settings) -> Found:
@@ -148,10 +117,6 @@ def token_of(found: Found) -> str:
     return token
 
 
-def _of_another_release(place: _Place) -> str:
-    return f"the daemon on {place.address} does not send the list of ranks of this release; if it is of another release, end it: the next training or `ampwatch daemon` starts one of this release; until then its page shows the runs"
-
-
 def of_ended_runs(settings: Settings) -> str:
     """Return the end of a message about what is not shown (any more): the command that still knows of it.
 
@@ -169,8 +134,8 @@ def _netrc_file() -> str:
     return os.environ.get("NETRC") or os.path.expanduser("~/.netrc")  # noqa: PTH111 - fails for nobody
 
 
-def _password(host: str) -> str:
-    """Return the name and the password for the daemon on ``host``; empty if there are none.
+def _login(host: str) -> tuple[str, str] | None:
+    """Return the name and the password for the daemon on ``host``; ``None`` if there are none.
 
     Raises:
         DaemonError: If the file is none, or others may read it.
@@ -183,42 +148,42 @@ def _password(host: str) -> str:
             raise DaemonError(msg)
         known = netrc.netrc(path).hosts
     except FileNotFoundError:
-        return ""
+        return None
     except (OSError, netrc.NetrcParseError, UnicodeDecodeError) as error:
         msg = f"{path!r} is not a valid netrc file: {error}"
         raise DaemonError(msg) from error
     # Never `default`: that is for hosts of the network, and no daemon of ours is meant.
     found = next((known[name] for name in (host, "localhost", "127.0.0.1") if name in known), None)
-    return f"{found[0]}:{found[2]}" if found else ""
+    return (found[0], found[2] or "") if found else None
 
 
-def _get(place: _Place) -> tuple[int, bytes, str]:
+def _get(info: DaemonInfo, authorization: str) -> tuple[int, bytes, str]:
     """Return status and body, and how it wants to be asked if that is not clear."""
-    host = reachable(place.host).strip("[]")
+    host = reachable(info.host).strip("[]")
     connection: http.client.HTTPConnection
-    if place.scheme == "https":
+    if info.scheme == "https":
         # On this machine, by the lock of this user: the certificate is for names that others use.
         context = ssl._create_unverified_context()  # noqa: S323, SLF001 - as above
         connection = http.client.HTTPSConnection(
-            host, place.port, timeout=TIMEOUT_SECONDS, context=context
+            host, info.port, timeout=TIMEOUT_SECONDS, context=context
         )
     else:
-        connection = http.client.HTTPConnection(host, place.port, timeout=TIMEOUT_SECONDS)
+        connection = http.client.HTTPConnection(host, info.port, timeout=TIMEOUT_SECONDS)
     # By the name of loopback: it answers by that one, whatever address it listens on.
-    headers = {"Host": f"localhost:{place.port}", "Connection": "close"}
-    if place.authorization:
-        headers["Authorization"] = place.authorization
+    headers = {"Host": f"localhost:{info.port}", "Connection": "close"}
+    if authorization:
+        headers["Authorization"] = authorization
     try:
         connection.request("GET", PATH, headers=headers)
         response = connection.getresponse()
         challenge = response.getheader("WWW-Authenticate", "")
         return response.status, response.read(MAX_ANSWER), challenge
     except TimeoutError as error:
-        msg = f"the daemon on {place.address} did not answer within {TIMEOUT_SECONDS:.0f} s"
+        msg = f"the daemon on {_address(info)} did not answer within {TIMEOUT_SECONDS:.0f} s"
         raise DaemonError(msg) from error
     except (OSError, http.client.HTTPException) as error:
         why = str(error) or type(error).__name__
-        msg = f"the daemon on {place.address} did not answer: {why}"
+        msg = f"the daemon on {_address(info)} did not answer: {why}"
         raise DaemonError(msg) from error
     finally:
         connection.close()

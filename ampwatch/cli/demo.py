@@ -10,17 +10,14 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ampwatch.cli.output import seconds
+from ampwatch.cli.output import above_zero, seconds
 from ampwatch.demo.schedule import SECONDS, DemoSchedule, Limit, usual_schedule
-
-if TYPE_CHECKING:
-    from ampwatch.wire.blackbox import Box
+from ampwatch.report.judged_boxes import judge_boxes
+from ampwatch.report.short import render_short
+from ampwatch.wire.blackbox import Box
 
 ONE_LINE = "watch = ampwatch.monitor(model, scaler)"
-
-HELP = "train a small model that breaks, and see what ampwatch reports"
 
 DESCRIPTION = """\
 Train a small model, let it break, and see what ampwatch reports.
@@ -49,10 +46,13 @@ examples:
 """
 
 
+_steps = above_zero(int, "a whole number of steps >= 1")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the verb."""
     add = parser.add_argument
-    add("--steps", type=_count, metavar="N", help="end after N steps at the latest")
+    add("--steps", type=_steps, metavar="N", help="end after N steps at the latest")
     add(
         "--seconds",
         type=seconds,
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="plant the fault after S seconds (default: 60, but half way at the latest)",
     )
     fault.add_argument(
-        "--fault-after-steps", type=_count, metavar="N", help="plant the fault after N steps"
+        "--fault-after-steps", type=_steps, metavar="N", help="plant the fault after N steps"
     )
 
 
@@ -116,9 +116,6 @@ def ending(box: Box, now_s: float, *, url: str = "", minutes: float = 0.0) -> st
         url: Address of the page; empty without one.
         minutes: How long the page goes on showing it. Unit: min.
     """
-    from ampwatch.report.judged_boxes import judge_boxes  # noqa: PLC0415 - likewise
-    from ampwatch.report.short import render_short  # noqa: PLC0415 - likewise
-
     subject = judge_boxes([box]).subject
     name = box.identity.run
     rows = [("ampwatch top", "a line for each rank on this machine; Enter opens its findings")]
@@ -152,14 +149,3 @@ def schedule_of(args: argparse.Namespace) -> DemoSchedule:
     if args.fault_after_steps is not None:
         return replace(schedule, fault=Limit(steps=args.fault_after_steps))
     return schedule
-
-
-def _count(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        msg = f"expected a whole number of steps >= 1, got {text!r}"
-        raise argparse.ArgumentTypeError(msg)
-    return number

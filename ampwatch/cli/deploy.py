@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ampwatch.cli.output import piped
-
-if TYPE_CHECKING:
-    import argparse
-
-    from ampwatch.operate.deploy.options import DeployOptions
-    from ampwatch.operate.deploy.writing import Plan, Theirs
-
-HELP = "write the files to run Prometheus, Alertmanager and Grafana with it"
+from ampwatch.errors import DeployError
+from ampwatch.operate.deploy.options import (
+    DeployOptions,
+    checked_port,
+    checked_seconds,
+    checked_target,
+    is_loopback,
+)
+from ampwatch.operate.deploy.tree import tree
+from ampwatch.operate.deploy.writing import FileChange, Plan, Theirs, plan, write
+from ampwatch.runtime import private_directory, runtime_path
+from ampwatch.settings import DEFAULT_PORT, Settings, checked_base, checked_url
+from ampwatch.wire.rendezvous.token import TOKEN_FILE, ensure_token
 
 DESCRIPTION = """\
 Write the files of a deployment: Docker Compose, Kubernetes and systemd files, the configuration
@@ -105,12 +110,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _deploy(args: argparse.Namespace) -> None:
-    from ampwatch.errors import DeployError  # noqa: PLC0415
-    from ampwatch.operate.deploy.tree import tree  # noqa: PLC0415 - --help must be quick
-    from ampwatch.operate.deploy.writing import Theirs, plan, write  # noqa: PLC0415
-    from ampwatch.runtime import private_directory  # noqa: PLC0415
-    from ampwatch.wire.rendezvous.token import ensure_token  # noqa: PLC0415
-
     if not args.directory:
         msg = "expected the name of a directory, got an empty one, as of a variable that is not set; for the one you are in say ."
         raise DeployError(msg)
@@ -134,39 +133,30 @@ def options_of(args: argparse.Namespace) -> DeployOptions:
     Raises:
         DeployError, SettingsError: If one is not usable.
     """
-    from ampwatch.operate.deploy import options as checks  # noqa: PLC0415 - --help must be quick
-    from ampwatch.settings import DEFAULT_PORT, checked_base, checked_url  # noqa: PLC0415 - likewise
 
     def base(option: str) -> str:
         given = getattr(args, option.strip("-").replace("-", "_"))
         return checked_base(f"`{option}`", given) if given else ""
 
     interval = args.scrape_interval
-    port = checks.checked_port(args.port) if args.port else DEFAULT_PORT
-    return checks.DeployOptions(
-        targets=tuple(checks.checked_target(target, port) for target in args.target),
+    token_file = ""
+    if not args.no_token:
+        token_file = str((runtime_path(Settings.resolve().runtime_dir) / TOKEN_FILE).absolute())
+    port = checked_port(args.port) if args.port else DEFAULT_PORT
+    return DeployOptions(
+        targets=tuple(checked_target(target, port) for target in args.target),
         runbooks=base("--runbooks"),
         webhook=checked_url("`--webhook`", args.webhook) if args.webhook else "",
         grafana=base("--grafana-url"),
         alertmanager=base("--alertmanager"),
         external=base("--external-url"),
-        scrape_seconds=checks.checked_seconds(interval) if interval else 0,
+        scrape_seconds=checked_seconds(interval) if interval else 0,
         port=port,
-        token_file="" if args.no_token else str(_token_file().absolute()),
+        token_file=token_file,
     )
 
 
-def _token_file() -> Path:
-    from ampwatch.runtime import runtime_path  # noqa: PLC0415 - --help must be quick
-    from ampwatch.settings import Settings  # noqa: PLC0415 - likewise
-    from ampwatch.wire.rendezvous.token import TOKEN_FILE  # noqa: PLC0415 - likewise
-
-    return runtime_path(Settings.resolve().runtime_dir) / TOKEN_FILE
-
-
 def _summary(todo: Plan, theirs: Theirs) -> str:
-    from ampwatch.operate.deploy.writing import FileChange, Theirs  # noqa: PLC0415 - as above
-
     shown = {
         FileChange.NEW: "new",
         FileChange.UPDATED: "updated",
@@ -183,21 +173,13 @@ def _summary(todo: Plan, theirs: Theirs) -> str:
     lines = [f"{todo.directory}: {len(todo.files)} files{before}"]
     for change, words in shown.items():
         if paths := todo.paths(change):
-            listed = "" if change is FileChange.SAME else _listed(paths)
-            lines.append(f"  {len(paths)} {words}{listed}")
+            lines.append(f"  {len(paths)} {words}")
+            if change is not FileChange.SAME and len(paths) <= MAX_LISTED:
+                lines += [f"    {path}" for path in paths]
     return "\n".join(lines)
 
 
-def _listed(paths: list[str]) -> str:
-    if len(paths) > MAX_LISTED:
-        return ""
-    return "".join(f"\n    {path}" for path in paths)
-
-
 def _next(directory: Path, options: DeployOptions) -> str:
-    from ampwatch.operate.deploy.options import is_loopback  # noqa: PLC0415 - as above
-    from ampwatch.settings import DEFAULT_PORT  # noqa: PLC0415 - likewise
-
     def at(path: str) -> str:
         return shlex.quote(str(directory / path))
 

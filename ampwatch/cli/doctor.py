@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
+import argparse
 import json
-import shutil
-import sys
-import textwrap
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ampwatch import __version__
+from ampwatch.cli.output import hanging, in_colours, progress, width
+from ampwatch.doctor.check import Check
+from ampwatch.doctor.examination import Probe, examine, is_able, probes
+from ampwatch.settings import Settings
 
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Mapping
-
-    from ampwatch.doctor.check import Check
-    from ampwatch.doctor.examination import Probe
-
-    Examination = Mapping[str, list[Check]]
-
-HELP = "check what ampwatch can measure on this machine, and why not"
+Examination = Mapping[str, list[Check]]
 
 DESCRIPTION = """\
 Check what ampwatch can measure on this machine, why something is missing, and what to do.
@@ -63,31 +55,22 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         SettingsError: If a setting is not usable.
     """
-    from ampwatch.cli.progress import progress  # noqa: PLC0415 - not for --help
-    from ampwatch.doctor.examination import examine, is_able, probes  # noqa: PLC0415 - not for --help
-    from ampwatch.settings import Settings  # noqa: PLC0415
+    with progress("examining this machine") as say:
 
-    with progress("examining this machine") as shown:
-        found = examine(_with_progress(probes(Settings.resolve()), shown.update))
+        def announced(group: str, probe: Probe) -> list[Check]:
+            say(f"examining {group}")
+            return probe()
+
+        known = probes(Settings.resolve())
+        found = examine({group: partial(announced, group, probe) for group, probe in known.items()})
     able = is_able(found)
     if args.json:
         print(as_json(found, able=able))
-    elif sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
+    elif in_colours():
         print_with_rich(found)
     else:
-        width = min(shutil.get_terminal_size(fallback=(MAX_WIDTH, 0)).columns, MAX_WIDTH)
-        print(as_text(found, width))
+        print(as_text(found, width(MAX_WIDTH)))
     return 0 if able else 1
-
-
-def _with_progress(probes: Mapping[str, Probe], say: Callable[[str], None]) -> dict[str, Probe]:
-    """Return ``probes``, each of which says what it examines before it does."""
-
-    def announced(group: str, probe: Probe) -> list[Check]:
-        say(f"examining {group}")
-        return probe()
-
-    return {group: partial(announced, group, probe) for group, probe in probes.items()}
 
 
 def as_json(found: Examination, *, able: bool) -> str:
@@ -106,21 +89,10 @@ def as_text(found: Examination, width: int) -> str:
         for check in checks:
             state = check.state.value
             head = f"  {SYMBOLS[state]} {state:<8} {check.name:<22} "
-            lines += _wrapped(head + check.why, width)
+            lines += hanging(head + check.why, width, INDENT)
             if check.remedy:
-                lines += _wrapped(" " * INDENT + f"-> {check.remedy}", width)
+                lines += hanging(" " * INDENT + f"-> {check.remedy}", width, INDENT)
     return "\n".join(lines)
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    # drop_whitespace would eat the columns at the beginning, split hyphens the commands.
-    return textwrap.wrap(
-        text,
-        max(width, 2 * INDENT),
-        subsequent_indent=" " * INDENT,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def print_with_rich(found: Examination) -> None:

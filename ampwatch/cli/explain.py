@@ -1,22 +1,24 @@
-"""``ampwatch explain``: the page about a kind of finding, about an alert, or a guide."""
+"""``ampwatch explain``: the page about a kind of finding, about an alert, or a guide; a finding of a run."""
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
+import argparse
 import sys
-import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ampwatch.cli.output import encodable, piped
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from ampwatch.report.pages import Page
-
-HELP = "explain a kind of finding or an alert, and what to do"
+from ampwatch.cli.output import MAX_WIDTH, encodable, hanging, in_colours, piped, progress, width
+from ampwatch.cli.report import boxes_of
+from ampwatch.diagnosis.kinds.tables import by_family
+from ampwatch.errors import did_you_mean
+from ampwatch.host.daemon.leftovers import jobs
+from ampwatch.report import accounts
+from ampwatch.report.incidents import Incident
+from ampwatch.report.judged_boxes import judge_boxes
+from ampwatch.report.one_line import printable
+from ampwatch.report.pages import Page, Shelf, for_terminal, pages
+from ampwatch.report.report import render_incident
+from ampwatch.report.verdict import RunVerdict
+from ampwatch.wire.blackbox import Box
 
 DESCRIPTION = """\
 Explain a kind of finding: what it means, a program that shows it, and the remedy. Or print the
@@ -47,7 +49,6 @@ examples:
 The exit status is 2 if no page or finding has that name.
 """
 
-MAX_WIDTH = 100
 NO_PAGE = 2
 
 
@@ -59,19 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="a kind of finding, its key, an alert or a guide; a list of pages if not given",
     )
-    names.completer = _page_names  # type: ignore[attr-defined] # which argcomplete reads
+    # Which argcomplete reads.
+    names.completer = lambda **_: list(pages())  # type: ignore[attr-defined]
     parser.add_argument(
         "--run",
         metavar="RUN|PATH",
         help="a run of this machine, or a report: explain its own findings",
     )
-
-
-def _page_names(**_asked: object) -> list[str]:
-    """Return the names of all pages, for completion."""
-    from ampwatch.report.pages import pages  # noqa: PLC0415 - --help must be quick
-
-    return list(pages())
 
 
 def run(args: argparse.Namespace) -> int:
@@ -80,15 +75,14 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         AmpwatchError: If the installation is incomplete.
     """
-    from ampwatch.report.pages import pages  # noqa: PLC0415 - --help must be quick
-
     known = pages()
-    if args.run is not None or any(is_key(name) for name in args.names):
-        from ampwatch.cli.explain_finding import explain_findings  # noqa: PLC0415 - likewise
-
-        return explain_findings(args.names, args.run, _print_pages, known)
+    if args.run is not None or any("@" in name for name in args.names):  # the key of a finding
+        return _explain_findings(args.names, args.run, known)
     if unknown := [name for name in args.names if name not in known]:
-        print("\n".join(_no_page(name, known) for name in unknown), file=sys.stderr)
+        for name in unknown:
+            near = did_you_mean(name, known) or "; `ampwatch explain` lists them"
+            words = f"expected a kind of finding, an alert or a guide, got {name!r}{near}"
+            print(f"ampwatch: {words}", file=sys.stderr)
         return NO_PAGE
     with piped():
         if args.names:
@@ -98,26 +92,74 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def is_key(name: str) -> bool:
-    """Return whether ``name`` is the key of a finding: its kind and its place."""
-    return "@" in name
+def _explain_findings(names: Sequence[str], run: str | None, known: Mapping[str, Page]) -> int:
+    """Print findings of a run, each once, and the pages of their kinds; return the exit status.
+
+    Without names the finding at the root of the run's trouble; of the newest run that has made the
+    findings if none is named.
+
+    Raises:
+        ReportError: If there is no such run or report.
+    """
+    with progress("reading what runs have left"):
+        found = jobs(boxes_of(run))
+    # A key alone says nothing of its run: the newest one that has it is meant.
+    having = [job for job in found if _named(judge_boxes(job), names)]
+    job = (having if run is None and having else found)[-1]
+    verdict = judge_boxes(job)
+    # What the verdict is about; the first finding where it is about none.
+    root = verdict.subject or next(iter(verdict.incidents), None)
+    chosen = _named(verdict, names) if names else [] if root is None else [root]
+    if not chosen:
+        print(_nothing(job, verdict, names), file=sys.stderr)
+        return NO_PAGE
+    with piped():
+        for member in chosen:
+            print(_rendered(job, verdict, member))
+        kinds = dict.fromkeys(member.finding.kind for member in chosen)
+        _print_pages([known[kind] for kind in kinds if kind in known])
+    return 0
 
 
-def _no_page(name: str, known: Iterable[str]) -> str:
-    from ampwatch.errors import did_you_mean  # noqa: PLC0415 - as above
+def _members(verdict: RunVerdict) -> list[Incident]:
+    return [member for incident in verdict.incidents for member in incident.members]
 
-    near = did_you_mean(name, known) or "; `ampwatch explain` lists them"
-    return f"ampwatch: expected a kind of finding, an alert or a guide, got {name!r}{near}"
+
+def _named(verdict: RunVerdict, names: Sequence[str]) -> list[Incident]:
+    """Return the findings that are of one of the kinds, or have one of the keys."""
+    return [m for m in _members(verdict) if {m.finding.kind, m.finding.key} & set(names)]
+
+
+def _rendered(job: Sequence[Box], verdict: RunVerdict, member: Incident) -> str:
+    """Return a finding in words: whose it is, what it says, and what explains it."""
+    who, finding = job[0].identity, member.finding
+    ranks = f", {accounts.ranks(member.ranks, who.world_size)}" if who.world_size > 1 else ""
+    lines = [f"Run {who.run}{ranks}: {finding.key}"]
+    root = next((s for s in verdict.incidents if member in s.symptoms), None)
+    if root is not None:
+        place = accounts.place(root.finding)
+        lines.append(f"  Explained by: {root.finding.kind} in {place} ({root.finding.key})")
+    lines += ["", *render_incident(member, width()).splitlines()]
+    return encodable("\n".join([*map(printable, lines), ""]))
+
+
+def _nothing(job: Sequence[Box], verdict: RunVerdict, names: Sequence[str]) -> str:
+    run = job[0].identity.run
+    keys = [member.finding.key for member in _members(verdict)]
+    if not keys:
+        return printable(f"ampwatch: run {run} has no findings")
+    kinds = [member.finding.kind for member in _members(verdict)]
+    near = did_you_mean(names[0] if names else "", [*kinds, *keys])
+    asked = ", ".join(map(repr, names))
+    return printable(f"ampwatch: run {run} has no finding {asked}; it has {', '.join(keys)}{near}")
 
 
 def _print_pages(chosen: Iterable[Page]) -> None:
-    from ampwatch.report.pages import for_terminal  # noqa: PLC0415 - as above
-
-    in_colours = sys.stdout.isatty() and importlib.util.find_spec("rich") is not None
+    is_coloured = in_colours()
     for place, page in enumerate(chosen):
         if place:
             print()
-        if in_colours:
+        if is_coloured:
             _print_with_rich(for_terminal(page))
         else:
             print(encodable(for_terminal(page).rstrip()))
@@ -133,9 +175,6 @@ def _print_with_rich(text: str) -> None:
 
 def _listed(known: Mapping[str, Page]) -> Iterator[str]:
     """Yield a line for each page, under the headings of its shelf and of its family."""
-    from ampwatch.diagnosis.kinds.tables import by_family  # noqa: PLC0415 - as above
-    from ampwatch.report.pages import Shelf  # noqa: PLC0415
-
     for family, kinds in by_family():
         yield from _section(family.title, [known[row.slug] for row in kinds if row.slug in known])
     for shelf in (Shelf.RUNBOOKS, Shelf.GUIDES):
@@ -145,15 +184,7 @@ def _listed(known: Mapping[str, Page]) -> Iterator[str]:
 
 def _section(title: str, listed: list[Page]) -> Iterator[str]:
     yield title
-    columns = min(shutil.get_terminal_size((MAX_WIDTH, 40)).columns, MAX_WIDTH)
     names = max((len(page.name) for page in listed), default=0)
-    indent = " " * (names + 4)
     for page in listed:
-        yield from textwrap.wrap(
-            f"  {page.name:<{names}}  {page.gist}",
-            max(columns, 2 * len(indent)),
-            subsequent_indent=indent,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        yield from hanging(f"  {page.name:<{names}}  {page.gist}", width(), names + 4)
     yield ""

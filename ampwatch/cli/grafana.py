@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ampwatch.cli.output import encodable, piped
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable
-
-    from ampwatch.operate.grafana.server import GrafanaServer
-    from ampwatch.operate.grafana.work import Change
-
-HELP = "install the dashboards in a Grafana, compare or export them"
+from ampwatch.errors import AmpwatchError, SettingsError
+from ampwatch.operate.grafana import work
+from ampwatch.operate.grafana.server import GrafanaServer
+from ampwatch.operate.grafana.work import Change
+from ampwatch.shipped import shipped
 
 DESCRIPTION = """\
 Install the dashboards in a Grafana (10.4 or newer), compare them with those there, or export
@@ -119,8 +116,6 @@ def push(args: argparse.Namespace) -> int:
         SettingsError: If an option is not usable.
         GrafanaError: If Grafana does not do what it is asked to.
     """
-    from ampwatch.operate.grafana import work  # noqa: PLC0415 - --help must be quick
-
     server, changes = _planned(args)
     _say(work.push(server, changes, args.datasource, dry_run=args.dry_run))
     return 0
@@ -128,8 +123,6 @@ def push(args: argparse.Namespace) -> int:
 
 def diff(args: argparse.Namespace) -> int:
     """Print the differences, with the exit status of ``diff``: 2 stands for trouble."""
-    from ampwatch.errors import AmpwatchError  # noqa: PLC0415 - as above
-
     try:
         _, changes = _planned(args)
     except AmpwatchError as error:
@@ -147,9 +140,6 @@ def export(args: argparse.Namespace) -> int:
         SettingsError: If an option is not usable.
         GrafanaError: If Grafana does not do what it is asked to.
     """
-    from ampwatch.errors import SettingsError  # noqa: PLC0415 - as above
-    from ampwatch.operate.grafana import work  # noqa: PLC0415 - as above
-
     if not args.directory:
         msg = "expected the name of a directory, got an empty one, as of a variable that is not set; for the one you are in say ."
         raise SettingsError(msg)
@@ -165,9 +155,6 @@ def _say(lines: Iterable[str]) -> None:
 
 
 def _planned(args: argparse.Namespace) -> tuple[GrafanaServer, list[Change]]:
-    from ampwatch.operate.grafana import work  # noqa: PLC0415 - as above
-    from ampwatch.shipped import shipped  # noqa: PLC0415 - as above
-
     wishes = work.Wishes(
         args.folder, args.datasource, args.prometheus_url, args.scrape_interval, args.force
     )
@@ -178,9 +165,6 @@ def _planned(args: argparse.Namespace) -> tuple[GrafanaServer, list[Change]]:
 
 
 def _server(args: argparse.Namespace) -> GrafanaServer:
-    from ampwatch.errors import SettingsError  # noqa: PLC0415 - as above
-    from ampwatch.operate.grafana.server import GrafanaServer  # noqa: PLC0415 - as above
-
     token = os.environ.get("GRAFANA_TOKEN", "")
     if args.token_file is not None:
         try:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import argparse
 
 from ampwatch import laboratory
 from ampwatch.cli import add_verb
-
-if TYPE_CHECKING:
-    import argparse
-
-HELP = "plan formats, show where errors appear, compare two runs"
 
 DESCRIPTION = """\
 The laboratory: the error of a training in other number formats, op by op, and the first
@@ -24,5 +19,5 @@ environment of the training, turns it on.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verbs of the verb."""
     verbs = parser.add_subparsers(title="commands", metavar="<command>")
-    for verb in laboratory.VERBS:
-        add_verb(verbs, verb, laboratory.load(f"cli.{verb}"))
+    for verb, text in laboratory.VERBS.items():
+        add_verb(verbs.add_parser(verb, help=text), laboratory.load(f"cli.{verb}"))

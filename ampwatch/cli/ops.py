@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from ampwatch.wire.records import CensusRecord, RunIdentity
-
-HELP = "show which ops of a training ran in which dtype, and why"
+from ampwatch.errors import RingError, did_you_mean
+from ampwatch.host.daemon.discovery import find_rings
+from ampwatch.report.op_table import render
+from ampwatch.report.precision_words import NO_CENSUS
+from ampwatch.runtime import ring_directories
+from ampwatch.settings import Settings
+from ampwatch.wire.records import CensusRecord, RunIdentity
+from ampwatch.wire.ring import RingReader
 
 DESCRIPTION = """\
 Show which ops of a training ran in which dtype: calls, FLOPs, bytes, casts, and why some
@@ -46,12 +48,6 @@ def run(args: argparse.Namespace) -> int:
         SettingsError: If a setting is not usable.
         RingError: If there is no such training here, or none of its ops was counted yet.
     """
-    from ampwatch.errors import RingError  # noqa: PLC0415 - --help must be quick
-    from ampwatch.report.op_table import render  # noqa: PLC0415 - likewise
-    from ampwatch.report.precision_words import NO_CENSUS  # noqa: PLC0415 - likewise
-    from ampwatch.runtime import ring_directories  # noqa: PLC0415 - likewise
-    from ampwatch.settings import Settings  # noqa: PLC0415 - likewise
-
     settings = Settings.resolve()
     places = ring_directories(settings.ring_dir, settings.runtime_dir)
     found = list(_censuses(places))
@@ -77,11 +73,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _censuses(places: Iterable[Path]) -> Iterator[tuple[RunIdentity, CensusRecord | None]]:
     """Yield who writes each ring, and the newest census in it."""
-    from ampwatch.errors import RingError  # noqa: PLC0415 - likewise
-    from ampwatch.host.daemon.discovery import find_rings  # noqa: PLC0415 - --help must be quick
-    from ampwatch.wire.records import CensusRecord  # noqa: PLC0415 - likewise
-    from ampwatch.wire.ring import RingReader  # noqa: PLC0415 - likewise
-
     for path in find_rings(places, any_user=False).rings:
         try:
             reader = RingReader(path)
@@ -98,7 +89,6 @@ def _none_of(args: argparse.Namespace, found: list[RunIdentity], places: Iterabl
         for name, value in (("run", args.run), ("rank", args.rank))
         if value is not None
     )
-    from ampwatch.errors import did_you_mean  # noqa: PLC0415 - likewise
 
     here = ", ".join(sorted(f"{who.run} (rank {who.rank})" for who in found))
     where = ", ".join(map(str, places))

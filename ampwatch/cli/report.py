@@ -5,21 +5,26 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import shutil
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-from ampwatch.cli.output import encodable, piped
+from ampwatch.cli.output import encodable, piped, progress, width
+from ampwatch.errors import ReportError, SettingsError, did_you_mean
+from ampwatch.host.daemon.leftovers import find_leftovers, jobs, read_path
 from ampwatch.numerics.written import counted
-
-if TYPE_CHECKING:
-    from ampwatch.report.gate import Check
-    from ampwatch.settings import Settings
-    from ampwatch.wire.blackbox import Box
-
-HELP = "report what went wrong in a run, during it or afterwards"
+from ampwatch.report.gate import Check, gate, parse
+from ampwatch.report.html_report import render_html, when
+from ampwatch.report.judged_boxes import render_json
+from ampwatch.report.report import render_boxes
+from ampwatch.report.run_list import row_of
+from ampwatch.report.short import INDENT, render_short
+from ampwatch.runtime import ring_directories
+from ampwatch.settings import Settings
+from ampwatch.wire.blackbox import Box
+from ampwatch.wire.blackbox.document import to_json
+from ampwatch.wire.blackbox.files import report_directory
 
 DESCRIPTION = """\
 Report what went wrong in a training: what to do first, what broke, where, since when, and how
@@ -52,9 +57,6 @@ examples:
 MAX_LISTED = 50
 """Runs that ``--all`` lists; ``--short`` and ``--json`` have all of them."""
 
-MAX_WIDTH = 100
-MIN_WIDTH = 40
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the verb."""
@@ -85,9 +87,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _checks(expression: str) -> list[Check]:
     """Return what ``--check`` asks for; argparse says what is wrong with it, and ends with 2."""
-    from ampwatch.errors import SettingsError  # noqa: PLC0415 - --help must be quick
-    from ampwatch.report.gate import parse  # noqa: PLC0415 - likewise
-
     try:
         return parse(expression)
     except SettingsError as error:
@@ -105,16 +104,18 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("expected --check without --html: write the page in a run of its own")
     if args.check:
         return _check(args)
+    with progress("reading what runs have left"):
+        found = jobs(boxes_of(args.run))
     with piped():
-        _print_report(args)
+        if args.all:
+            _print_all(args, found)
+        else:
+            _print_newest(args, found[-1], num_earlier=len(found) - 1)
     return 0
 
 
 def _check(args: argparse.Namespace) -> int:
     """Print whether the checks hold, and of a run in which one does not what went wrong."""
-    from ampwatch.host.daemon.leftovers import jobs  # noqa: PLC0415 - as above
-    from ampwatch.report.gate import gate  # noqa: PLC0415 - likewise
-
     found = jobs(boxes_of(args.run))
     held = True
     with piped():
@@ -127,31 +128,31 @@ def _check(args: argparse.Namespace) -> int:
     return 0 if held else 1
 
 
-def _print_report(args: argparse.Namespace) -> None:
-    from ampwatch.cli.progress import progress  # noqa: PLC0415 - likewise
-    from ampwatch.host.daemon.leftovers import jobs  # noqa: PLC0415 - likewise
-    from ampwatch.report.judged_boxes import render_json  # noqa: PLC0415 - likewise
-    from ampwatch.wire.blackbox.document import to_json  # noqa: PLC0415 - --help must be quick
-
-    with progress("reading what runs have left"):
-        found = jobs(boxes_of(args.run))
-    if args.all:
-        if args.json:
-            print(to_json(box for job in found for box in job))
-        elif args.short:
-            print("\n".join(map(_short, reversed(found))), end="")
-        else:
-            print("\n".join(_listed(found)))
-        return
-    newest = found[-1]
+def _print_all(args: argparse.Namespace, found: list[list[Box]]) -> None:
     if args.json:
-        print(render_json(newest))
+        print(to_json(box for job in found for box in job))
+    elif args.short:
+        print("\n".join(map(_short, reversed(found))), end="")
+    else:
+        print("\n".join(_listed(found)))
+
+
+def _print_newest(args: argparse.Namespace, job: list[Box], num_earlier: int) -> None:
+    if args.json:
+        print(render_json(job))
     if args.html:
-        _write_page(args.html, newest)
+        _write_page(args.html, job)
     if args.short:
-        _print_short(newest, others=found[:-1])
-    elif not (args.html or args.json):
-        _print_text(newest, others=found[:-1])
+        print(_short(job), end="")
+        if any(box.findings for box in job):
+            more = f"ampwatch explain --run {shlex.quote(job[0].identity.run)}"
+            print(encodable(f"{'more':<{INDENT}}{more}"))
+    elif args.html or args.json:
+        return
+    else:
+        print(encodable(render_boxes(job, width())), end="")
+    if num_earlier:
+        print(f"\n{counted(num_earlier, 'earlier run')}: ampwatch report --all")
 
 
 def boxes_of(asked: str | None) -> list[Box]:
@@ -163,9 +164,6 @@ def boxes_of(asked: str | None) -> list[Box]:
     Raises:
         ReportError: If there is nothing.
     """
-    from ampwatch.host.daemon.leftovers import find_leftovers, read_path  # noqa: PLC0415 - as above
-    from ampwatch.settings import Settings  # noqa: PLC0415 - likewise
-
     if asked is not None and is_path(asked):
         return read_path(Path(asked))
     settings = Settings.resolve()
@@ -186,11 +184,6 @@ def is_path(asked: str) -> bool:
 
 
 def _nothing(asked: str | None, settings: Settings) -> NoReturn:
-    from ampwatch.errors import ReportError, did_you_mean  # noqa: PLC0415 - likewise
-    from ampwatch.host.daemon.leftovers import find_leftovers  # noqa: PLC0415 - likewise
-    from ampwatch.runtime import ring_directories  # noqa: PLC0415 - likewise
-    from ampwatch.wire.blackbox.files import report_directory  # noqa: PLC0415 - as above
-
     places = [report_directory(settings.report_dir)]
     places += ring_directories(settings.ring_dir, settings.runtime_dir)
     where = ", ".join(map(str, places))
@@ -204,45 +197,13 @@ def _nothing(asked: str | None, settings: Settings) -> NoReturn:
     raise ReportError(msg)
 
 
-def _print_text(job: list[Box], others: list[list[Box]]) -> None:
-    from ampwatch.report.report import render_boxes  # noqa: PLC0415 - as above
-
-    print(encodable(render_boxes(job, _width())), end="")
-    _print_others(others)
-
-
-def _width() -> int:
-    columns = shutil.get_terminal_size((MAX_WIDTH, 40)).columns
-    return min(max(columns, MIN_WIDTH), MAX_WIDTH)
-
-
-def _print_others(others: list[list[Box]]) -> None:
-    if others:
-        print(f"\n{counted(len(others), 'earlier run')}: ampwatch report --all")
-
-
-def _print_short(job: list[Box], others: list[list[Box]]) -> None:
-    from ampwatch.report.short import INDENT  # noqa: PLC0415 - as above
-
-    print(_short(job), end="")
-    if any(box.findings for box in job):
-        more = f"ampwatch explain --run {shlex.quote(job[0].identity.run)}"
-        print(encodable(f"{'more':<{INDENT}}{more}"))
-    _print_others(others)
-
-
 def _short(job: list[Box]) -> str:
     """Return the report of one run in some ten lines."""
-    from ampwatch.report.short import render_short  # noqa: PLC0415 - as above
-
-    return encodable(render_short(job, time.time(), _width()))
+    return encodable(render_short(job, time.time(), width()))
 
 
 def _listed(found: list[list[Box]]) -> list[str]:
     """Return two lines for each of the newest jobs, and how many came before."""
-    from ampwatch.report.html_report import when  # noqa: PLC0415 - as above
-    from ampwatch.report.run_list import row_of  # noqa: PLC0415 - likewise
-
     lines = []
     for row in map(row_of, reversed(found[-MAX_LISTED:])):
         kinds = ", ".join(row.kinds) or "no finding"
@@ -255,10 +216,6 @@ def _listed(found: list[list[Box]]) -> list[str]:
 
 
 def _write_page(out: str, job: list[Box]) -> None:
-    from ampwatch.cli.progress import progress  # noqa: PLC0415 - as above
-    from ampwatch.errors import ReportError  # noqa: PLC0415 - likewise
-    from ampwatch.report.html_report import render_html  # noqa: PLC0415 - likewise
-
     with progress("drawing the page"):
         page = render_html(job)
     try:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
-
-HELP = "run a training program unchanged, and watch it"
+from ampwatch.settings import ATTACH, FINDINGS_ONLY, SERVE, Settings
 
 DESCRIPTION = """\
 Run a program unchanged, and watch every optimizer and GradScaler that it makes, as if
@@ -40,9 +37,6 @@ can be given as AMPWATCH_* variables. What it cannot see:
 STARTUP = Path(__file__).parents[1] / "training" / "attach" / "startup"
 """Directory of the ``sitecustomize`` that attaches."""
 
-WITH_VALUE = ("--level", "--run")
-"""Those of the options in ``add_arguments`` that take a value: the next word is not the program."""
-
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
 
@@ -58,22 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="no page, no metrics: findings on stderr only",
     )
-
-
-def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words of a command line that are ours, and those of the program.
-
-    argparse cannot be trusted with the latter: it takes a `--` of the program for its own.
-    """
-    place = 1
-    while argv[:1] == ["run"] and place < len(argv):
-        word = argv[place]
-        if word == "--":
-            return list(argv[:place]), list(argv[place + 1 :])
-        if word.startswith("-m") or not word.startswith("-"):
-            return list(argv[:place]), list(argv[place:])
-        place += 2 if word in WITH_VALUE else 1
-    return list(argv), []
 
 
 def run(args: argparse.Namespace) -> int:
@@ -123,8 +101,6 @@ def environment_for(args: argparse.Namespace) -> dict[str, str]:
     Raises:
         SettingsError: If an option is not usable; a variable that is not is reported by the program.
     """
-    from ampwatch.settings import ATTACH, FINDINGS_ONLY, SERVE, Settings  # noqa: PLC0415 - not for --help
-
     given = {"level": args.level, "run": args.run_name}
     Settings.resolve(given, {})
     environment = dict(os.environ)

@@ -8,16 +8,12 @@ import os
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ampwatch.cli.asking import add_choice, ask, choose, empty_file, running
+from ampwatch.cli.asking import add_choice, ask, choose, empty_file
+from ampwatch.cli.output import progress
 from ampwatch.errors import AskError
 from ampwatch.numerics.written import counted
-
-if TYPE_CHECKING:
-    from ampwatch.wire.ring.requests import Answer
-
-HELP = "profile the next iterations of a running training, and write the trace"
+from ampwatch.wire.ring.requests import Answer
 
 DESCRIPTION = """\
 Profile the next iterations of a training that runs under ampwatch with torch.profiler, and write
@@ -61,14 +57,12 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         AmpwatchError: If there is no trace, saying why, or a setting is not usable.
     """
-    from ampwatch.cli.progress import progress  # noqa: PLC0415 - not for --help
-
     output: Path = args.output.absolute()
     if output.exists() and not args.force:
         msg = f"expected a new file, got {str(output)!r}, which exists; --force replaces it"
         raise AskError(msg)
     with ExitStack() as undo:
-        reader = choose(running(undo), args.run, args.rank)
+        reader = choose(undo, args.run, args.rank)
         with progress(f"waiting for an iteration of {reader.identity.run} to end"):
             raw = empty_file(output, undo)
             answer = ask(reader, raw, "trace", args.iterations, args.timeout, undo)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import argparse
+import shlex
 
-if TYPE_CHECKING:
-    import argparse
-
-    from ampwatch.settings import Settings
-
-HELP = "print the address of the page, with the token it asks for"
+from ampwatch.cli import daemon_state
+from ampwatch.errors import DaemonError, did_you_mean
+from ampwatch.host.daemon.leftovers import find_leftovers
+from ampwatch.report.one_line import address, printable
+from ampwatch.settings import Settings
+from ampwatch.wire.rendezvous.token import TOKEN_FIELD
 
 DESCRIPTION = """\
 Print the address of the page of this user's daemon, with the token that it asks for.
@@ -38,13 +39,12 @@ shown for ten minutes; after that `ampwatch report` says what went wrong in it.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the verb."""
-    parser.add_argument("--run", default="", metavar="NAME", help="the run that the page shows")
-    parser.add_argument("--rank", type=int, metavar="R", help="a rank of it")
-    parser.add_argument("--step", type=int, metavar="N", help="a step that the charts mark")
-    parser.add_argument(
-        "--finding", default="", metavar="KEY", help="a finding that is marked, as KIND@PLACE"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--run", default="", metavar="NAME", help="the run that the page shows")
+    add("--rank", type=int, metavar="R", help="a rank of it")
+    add("--step", type=int, metavar="N", help="a step that the charts mark")
+    add("--finding", default="", metavar="KEY", help="a finding that is marked, as KIND@PLACE")
+    add(
         "--header",
         action="store_true",
         help="print the header by which a program sends the token instead",
@@ -58,20 +58,14 @@ def run(args: argparse.Namespace) -> int:
         SettingsError: If a setting is not usable.
         DaemonError: If no daemon serves, there is no token, or the daemon shows no such run.
     """
-    from ampwatch.cli.daemon_state import shown_by, token_of  # noqa: PLC0415 - --help must be quick
-    from ampwatch.errors import DaemonError  # noqa: PLC0415 - likewise
-    from ampwatch.report.one_line import address  # noqa: PLC0415 - likewise
-    from ampwatch.settings import Settings  # noqa: PLC0415 - likewise
-    from ampwatch.wire.rendezvous.token import TOKEN_FIELD  # noqa: PLC0415 - likewise
-
     if not args.run and (args.rank is not None or args.step is not None or args.finding):
         args.parser.error(
             "expected --run NAME with --rank, --step or --finding, which are of a run"
         )
     settings = Settings.resolve()
     # Whom a lock names, and nobody else: who just listens on the port must not get the token.
-    found = shown_by(settings)
-    token = token_of(found)
+    found = daemon_state.shown_by(settings)
+    token = daemon_state.token_of(found)
     if args.header:
         if not token:
             msg = f"the daemon at {found.info.url} asks for no token"
@@ -92,13 +86,6 @@ def _check_is_shown(run: str, settings: Settings) -> None:
     Raises:
         DaemonError: If it shows others only.
     """
-    import shlex  # noqa: PLC0415 - as above
-
-    from ampwatch.cli import daemon_state  # noqa: PLC0415 - likewise
-    from ampwatch.errors import DaemonError, did_you_mean  # noqa: PLC0415 - likewise
-    from ampwatch.host.daemon.leftovers import find_leftovers  # noqa: PLC0415 - likewise
-    from ampwatch.report.one_line import printable  # noqa: PLC0415 - likewise
-
     try:
         shown = [of.run for of in daemon_state.read(settings).runs]
     except DaemonError:  # it wants a password, or is busy: the page says what is not there

@@ -39,13 +39,7 @@ def source_text() -> bytes:
 
 
 class Corpus:
-    """A text on the device, and random passages of it, the same ones each time.
-
-    Args:
-        text: ASCII.
-        device: Where the training runs.
-        seed: Of the choice of passages.
-    """
+    """A text on the device, and random passages of it, the same ones each time."""
 
     def __init__(self, text: bytes, device: torch.device, seed: int) -> None:
         self._text = torch.tensor(list(text), dtype=torch.uint8, device=device)

@@ -16,21 +16,13 @@ from ampwatch.demo.corpus import VOCABULARY
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Sizes of the model and of its batches.
+    """Sizes of the model and of its batches."""
 
-    Attributes:
-        layers: Transformer blocks.
-        heads: Attention heads of a block; divides ``width``.
-        width: Features per character.
-        context: Characters the model looks back.
-        batch: Sequences per step.
-    """
-
-    layers: int
-    heads: int
-    width: int
-    context: int
-    batch: int
+    layers: int  # transformer blocks
+    heads: int  # attention heads of a block; divides ``width``
+    width: int  # features per character
+    context: int  # characters the model looks back
+    batch: int  # sequences per step
 
 
 CPU_SIZE = Size(layers=6, heads=4, width=128, context=32, batch=4)
@@ -42,11 +34,7 @@ CUDA_SIZE = Size(layers=6, heads=6, width=192, context=256, batch=64)
 
 
 class CharacterGPT(nn.Module):
-    """Predicts the next character.
-
-    Args:
-        size: How large.
-    """
+    """Predicts the next character."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 SECONDS = 120.0
 HEALTHY_SECONDS = 60.0
@@ -19,15 +16,10 @@ usual 65536 it takes 144 halvings until 1/scale is infinite."""
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """End of the demo: a number of steps or of seconds, whichever is first; by default never.
+    """End of the demo: a number of steps or of seconds, whichever is first; by default never."""
 
-    Attributes:
-        steps: Steps of training.
-        seconds: Seconds of training. Unit: s.
-    """
-
-    steps: float = math.inf
-    seconds: float = math.inf
+    steps: float = math.inf  # steps of training
+    seconds: float = math.inf  # seconds of training. Unit: s
 
     def share(self, steps: int, seconds: float) -> float:
         """Return how much of the way to the limit is behind us: 1 or more when it is reached."""
@@ -36,30 +28,19 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class DemoSchedule:
-    """Schedule of the demo: when the fault is planted, and when it is over.
+    """Schedule of the demo: when the fault is planted, and when it is over."""
 
-    Attributes:
-        end: When it is over at the latest.
-        fault: When the fault is planted.
-    """
-
-    end: Limit
-    fault: Limit
+    end: Limit  # when it is over at the latest
+    fault: Limit  # when the fault is planted
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A step in the schedule of the demo.
+    """A step in the schedule of the demo."""
 
-    Attributes:
-        step: Its number, from 0.
-        faulty: Whether the fault is planted.
-        share: How much of this phase, healthy or faulty, is behind us, from 0 to 1.
-    """
-
-    step: int
-    faulty: bool
-    share: float
+    step: int  # its number, from 0
+    faulty: bool  # whether the fault is planted
+    share: float  # how much of this phase, healthy or faulty, is behind us, from 0 to 1
 
 
 def usual_schedule(

@@ -4,36 +4,25 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch.nn import functional
 
 import ampwatch
+from ampwatch import LastStep
 from ampwatch.demo.corpus import Corpus
-from ampwatch.demo.display import Status
-from ampwatch.demo.model import CharacterGPT
-from ampwatch.demo.schedule import moments
+from ampwatch.demo.display import Display, Status
+from ampwatch.demo.model import MLP, CharacterGPT, Size
+from ampwatch.demo.schedule import DemoSchedule, Moment, moments
 from ampwatch.settings import Settings
 from ampwatch.wire.rendezvous.machine import find_daemon, readers_token
 from ampwatch.wire.rendezvous.token import TOKEN_FIELD
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ampwatch import LastStep
-    from ampwatch.demo.display import Display
-    from ampwatch.demo.model import MLP, Size
-    from ampwatch.demo.schedule import DemoSchedule, Moment
-
 
 class Meter:
-    """Counts steps and skips; updates the display as often as that likes.
-
-    Args:
-        display: Where to show.
-        clock: Monotonic time. Unit: s.
-    """
+    """Counts steps and skips; updates the display as often as that likes, by a clock in seconds."""
 
     def __init__(self, display: Display, clock: Callable[[], float]) -> None:
         self._display = display
@@ -44,13 +33,7 @@ class Meter:
         self._phase = ""
 
     def update(self, moment: Moment, loss: torch.Tensor, last_step: LastStep) -> None:
-        """Take in a step that is over.
-
-        Args:
-            moment: Which step.
-            loss: Its loss, a scalar on any device.
-            last_step: Its outcome, from the monitor.
-        """
+        """Take in a step that is over, its loss, a scalar on any device, and its outcome."""
         self._steps += 1
         self._skipped += last_step.skipped is True  # None where it is not known yet
         phase = "faulty" if moment.faulty else "healthy"

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+Load = Callable[[str], Any]
+"""Imports a module by name, as ``importlib.import_module`` does."""
 
-    Load = Callable[[str], Any]
-    """Imports a module by name, as ``importlib.import_module`` does."""
-
-    Version = Callable[[str], str | None]
-    """Returns the version of an installed distribution, as ``installed_version`` does."""
+Version = Callable[[str], str | None]
+"""Returns the version of an installed distribution, as ``installed_version`` does."""
 
 
 class State(str, Enum):
@@ -31,21 +29,13 @@ class State(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Result for one capability.
+    """Result for one capability."""
 
-    Attributes:
-        name: The capability.
-        state: How it stands.
-        why: One sentence: what was found.
-        remedy: What to do to have it; empty if there is nothing to do.
-        blocks: Without it ampwatch cannot do its main job on this machine.
-    """
-
-    name: str
-    state: State
-    why: str
-    remedy: str = ""
-    blocks: bool = False
+    name: str  # the capability
+    state: State  # how it stands
+    why: str  # one sentence: what was found
+    remedy: str = ""  # what to do to have it; empty if there is nothing to do
+    blocks: bool = False  # without it ampwatch cannot do its main job on this machine
 
 
 def installed_version(distribution: str) -> str | None:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ampwatch import __version__
 from ampwatch.doctor.check import Check, State
 from ampwatch.doctor.places import trouble_with
 from ampwatch.errors import RingError
 from ampwatch.runtime import DAEMON_LOCK, DAEMON_LOG, runtime_path
-from ampwatch.wire.rendezvous.lock import LockState, reachable, read_lock
+from ampwatch.settings import Settings
+from ampwatch.wire.rendezvous.lock import DaemonInfo, LockState, reachable, read_lock
 from ampwatch.wire.rendezvous.machine import find_daemon
 from ampwatch.wire.rendezvous.port_owner import port_owner
 from ampwatch.wire.ring.layout import LAYOUT
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ampwatch.settings import Settings
-    from ampwatch.wire.rendezvous.lock import DaemonInfo
 
 TIMEOUT_SECONDS = 0.5
 """Time for the daemon to take a connection. Unit: s."""
@@ -27,9 +22,6 @@ TIMEOUT_SECONDS = 0.5
 
 def daemon(settings: Settings) -> list[Check]:
     """Check for the daemon, or for what would keep one from starting.
-
-    Args:
-        settings: Address, port and runtime directory.
 
     Cost:
         A connection on this machine, bounded by a time-out.

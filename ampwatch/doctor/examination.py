@@ -7,23 +7,17 @@ torch here.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import TYPE_CHECKING
 
-from ampwatch.doctor.check import Check, State, installed_version
+from ampwatch.doctor.check import Check, State, Version, installed_version
 from ampwatch.doctor.daemon import daemon
 from ampwatch.doctor.gpu import gpus
 from ampwatch.doctor.places import reports, rings
 from ampwatch.doctor.training import shown_devices, training
+from ampwatch.settings import Settings
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from ampwatch.doctor.check import Version
-    from ampwatch.settings import Settings
-
-    Probe = Callable[[], list[Check]]
-
+Probe = Callable[[], list[Check]]
 
 MAX_SECONDS = 120.0
 """Time after which a probe is given up. Importing torch from a slow file system takes half of it.
@@ -38,9 +32,9 @@ def probes(settings: Settings) -> dict[str, Probe]:
         "ring": partial(rings, settings),
         "report": partial(reports, settings),
         "daemon": partial(daemon, settings),
-        "terminal": terminal,
+        "terminal": partial(packages, "terminal"),
         "GPU": partial(gpus, shown=shown),
-        "protection": web_config,
+        "protection": partial(packages, "protection"),
     }
 
 
@@ -81,30 +75,24 @@ def _tried(probe: Probe, seconds: float) -> list[Check]:
     ]
 
 
-def terminal(version: Version = installed_version) -> list[Check]:
-    """Check what the terminal is drawn with.
-
-    Args:
-        version: Looks up installed distributions.
-    """
-    return [_package("colours and tables", "rich", "plain text", "ui", version)]
-
-
-def web_config(version: Version = installed_version) -> list[Check]:
-    """Check what ``ampwatch daemon --web.config.file`` needs.
-
-    Args:
-        version: Looks up installed distributions.
-    """
-    return [
-        _package("web-config file", "pyyaml", "it cannot be read", "web", version),
-        _package("basic auth", "bcrypt", "passwords cannot be checked", "web", version),
-    ]
+PACKAGES = {
+    "terminal": (("colours and tables", "rich", "plain text", "ui"),),
+    "protection": (
+        ("web-config file", "pyyaml", "it cannot be read", "web"),
+        ("basic auth", "bcrypt", "passwords cannot be checked", "web"),
+    ),
+}
+"""Optional packages by group: what each is for, its name, what it is like without, and the extra it is in."""
 
 
-def _package(name: str, package: str, without: str, extra: str, version: Version) -> Check:
-    found = version(package)
-    if found is None:
-        remedy = f"pip install 'ampwatch[{extra}]'"
-        return Check(name, State.ABSENT, f"{package} is not installed: {without}", remedy)
-    return Check(name, State.OK, f"{package} {found}")
+def packages(group: str, version: Version = installed_version) -> list[Check]:
+    """Check which of the optional packages of a group are installed."""
+    checks = []
+    for name, package, without, extra in PACKAGES[group]:
+        if found := version(package):
+            checks.append(Check(name, State.OK, f"{package} {found}"))
+        else:
+            why = f"{package} is not installed: {without}"
+            remedy = f"pip install 'ampwatch[{extra}]'"
+            checks.append(Check(name, State.ABSENT, why, remedy))
+    return checks

@@ -5,23 +5,23 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from ampwatch.doctor.check import Check, State
-from ampwatch.doctor.training import UPDATE
-from ampwatch.host.fleet.gpus import CAPABILITY_STATES, NOTHING_WRONG, Feature, Pass, Reason
+from ampwatch.doctor.check import Check, Load, State
+from ampwatch.doctor.training import UPDATE, Devices
+from ampwatch.host.fleet.gpus import (
+    CAPABILITY_STATES,
+    NOTHING_WRONG,
+    Feature,
+    Gpu,
+    Instance,
+    Pass,
+    Reason,
+)
 from ampwatch.host.gpu.nvml import LIBRARY, open_nvml
 from ampwatch.host.gpu.source import NvmlSource
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from ampwatch.doctor.check import Load
-    from ampwatch.doctor.training import Devices
-    from ampwatch.host.fleet.gpus import Gpu, Instance
-    from ampwatch.host.gpu.nvml import Nvml
-
 
 GPM_SECONDS = 0.2
 """Time between the two samples without which GPM has no value. Unit: s."""
@@ -69,13 +69,6 @@ def gpus(
 ) -> list[Check]:
     """Check what NVML reports, with the code by which the daemon reads it, and who else sees it.
 
-    Args:
-        load: Imports a module.
-        find: Loads a shared library, by default as the daemon does.
-        sleep: Waits so many seconds.
-        shown: Returns what PyTorch shows of devices, ``None`` where there is no PyTorch.
-        environ: The environment, which may hide GPUs from CUDA.
-
     Cost:
         Without a GPU nothing; with some, NVML is opened and all are read twice within a second.
     """
@@ -87,10 +80,12 @@ def gpus(
         try:
             source.read()
             sleep(GPM_SECONDS)
-            checks, found = [_driver(nvml)], source.read()
+            version = nvml.call("nvmlSystemGetDriverVersion")
+            found = source.read()
         finally:
             source.close()
-        checks += _checks(found)
+        driver = f"{LIBRARY} answers" if isinstance(version, Reason) else f"driver {version}"
+        checks = [Check("NVML", State.OK, driver), *_checks(found)]
     devices = shown()
     if devices is None:
         return checks
@@ -99,12 +94,6 @@ def gpus(
         hidden = [device for device in devices.shown if found.hides(device.uuid)]
         checks += [_problem(f"device {device.index}", Reason.NOT_SHOWN) for device in hidden]
     return checks + visible_devices(environ, found)
-
-
-def _driver(nvml: Nvml) -> Check:
-    version = nvml.call("nvmlSystemGetDriverVersion")
-    driver = f"{LIBRARY} answers" if isinstance(version, Reason) else f"driver {version}"
-    return Check("NVML", State.OK, driver)
 
 
 def _checks(found: Pass) -> list[Check]:
@@ -161,25 +150,15 @@ VARIABLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 
 
 class Visible(NamedTuple):
-    """What ``CUDA_VISIBLE_DEVICES`` leaves of the devices that NVML shows.
+    """What ``CUDA_VISIBLE_DEVICES`` leaves of the devices that NVML shows."""
 
-    Attributes:
-        names: The entries that CUDA takes.
-        refused: The entry at which it stops; ``None`` if it takes all.
-        why: What is wrong with that one.
-    """
-
-    names: tuple[str, ...]
-    refused: str | None = None
-    why: str = ""
+    names: tuple[str, ...]  # the entries that CUDA takes
+    refused: str | None = None  # the entry at which it stops; ``None`` if it takes all
+    why: str = ""  # what is wrong with that one
 
 
 def visible(setting: str, found: Pass) -> Visible:
     """Return what CUDA makes of a value of ``CUDA_VISIBLE_DEVICES``.
-
-    Args:
-        setting: Its value.
-        found: What NVML shows.
 
     Source: CUDA C++ Programming Guide, "CUDA Environment Variables": numbers, uuids or the
     beginnings of uuids that fit one device only; what follows an entry that is none is ignored.
@@ -223,12 +202,7 @@ def _names(gpus: Sequence[Gpu]) -> list[str]:
 
 
 def visible_devices(environ: Mapping[str, str], found: Pass) -> list[Check]:
-    """Report what ``CUDA_VISIBLE_DEVICES`` does, if it is set and NVML shows a GPU.
-
-    Args:
-        environ: The environment.
-        found: What NVML shows.
-    """
+    """Report what ``CUDA_VISIBLE_DEVICES`` does, if it is set and NVML shows a GPU."""
     if VARIABLE not in environ or not found.gpus:
         return []
     setting = environ[VARIABLE]
@@ -246,13 +220,7 @@ def visible_devices(environ: Mapping[str, str], found: Pass) -> list[Check]:
 
 
 def seen_by_pytorch(gpu: Gpu, found: Devices, environ: Mapping[str, str]) -> Check:
-    """Report which devices of PyTorch a GPU is, or why it is none.
-
-    Args:
-        gpu: The GPU, as NVML shows it.
-        found: What PyTorch shows.
-        environ: ``CUDA_VISIBLE_DEVICES`` is looked up.
-    """
+    """Report which devices of PyTorch a GPU is, or why it is none."""
     name = f"GPU {gpu.index} in PyTorch"
     parts = []
     for device in found.shown:

@@ -8,17 +8,14 @@ import stat
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ampwatch.doctor.check import Check, State
 from ampwatch.errors import ReportError, RingError
 from ampwatch.runtime import SHARED_MEMORY, lets_others_in, runtime_path
+from ampwatch.settings import Settings
 from ampwatch.wire.blackbox.files import report_directory, run_directory
 from ampwatch.wire.ring import layout
 from ampwatch.wire.ring.writer import fitting_slots
-
-if TYPE_CHECKING:
-    from ampwatch.settings import Settings
 
 RANKS = 8
 """Rings that a place should have room for: so many ranks a machine with GPUs has as a rule."""
@@ -29,10 +26,6 @@ REPORT_BYTES = 2**20
 
 def rings(settings: Settings, shared_memory: Path = SHARED_MEMORY) -> list[Check]:
     """Check the places where a training process would put its ring.
-
-    Args:
-        settings: Where they are, how large a ring is.
-        shared_memory: Where the shared memory is mounted.
 
     Returns:
         One check per place, the best place first. They block if none of them takes a ring.
@@ -50,11 +43,7 @@ def rings(settings: Settings, shared_memory: Path = SHARED_MEMORY) -> list[Check
 
 
 def reports(settings: Settings) -> list[Check]:
-    """Check the directory in which runs leave their reports.
-
-    Args:
-        settings: Where it is, and whether there are any.
-    """
+    """Check the directory in which runs leave their reports."""
     if not settings.report_files:
         why = "none are written, as report_files is 0"
         return [Check("reports", State.ABSENT, why)]

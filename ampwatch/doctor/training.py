@@ -7,19 +7,15 @@ import re
 import sys
 import sysconfig
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ampwatch.doctor.check import Check, State
+from ampwatch.doctor.check import Check, Load, State
 from ampwatch.errors import AttachError
 from ampwatch.numerics.formats import HALF
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from ampwatch.doctor.check import Load
 
 OLDEST, TESTED = (2, 6), (2, 13)
 """The oldest release of torch that is supported, and the one that the tests run with."""
@@ -53,38 +49,23 @@ Source: CUDA Runtime API, cudaError: 35, 802, 803, 804, 999.
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A device that PyTorch shows to this process.
+    """A device that PyTorch shows to this process."""
 
-    Attributes:
-        index: Number that PyTorch gives it.
-        name: Name of the product.
-        uuid: Name for life as the driver writes it; empty if PyTorch does not tell.
-        capability: CUDA compute capability, (0, 0) if it has none.
-        trouble: Why it cannot be described, in PyTorch's words; empty if it can.
-    """
-
-    index: int
-    name: str = ""
-    uuid: str = ""
-    capability: tuple[int, int] = (0, 0)
-    trouble: str = ""
+    index: int  # number that PyTorch gives it
+    name: str = ""  # name of the product
+    uuid: str = ""  # name for life as the driver writes it; empty if PyTorch does not tell
+    capability: tuple[int, int] = (0, 0)  # CUDA compute capability, (0, 0) if it has none
+    trouble: str = ""  # why it cannot be described, in PyTorch's words; empty if it can
 
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """The devices that PyTorch shows to this process.
+    """The devices that PyTorch shows to this process."""
 
-    Attributes:
-        kind: What this PyTorch is built for, a key of ``BUILDS``; empty for the CPU only.
-        version: Version of that.
-        shown: The devices.
-        trouble: Why there is none, in PyTorch's words; empty if it says nothing.
-    """
-
-    kind: str = ""
-    version: str = ""
+    kind: str = ""  # what this PyTorch is built for, a key of ``BUILDS``; empty for the CPU only
+    version: str = ""  # version of that
     shown: tuple[Shown, ...] = ()
-    trouble: str = ""
+    trouble: str = ""  # why there is none, in PyTorch's words; empty if it says nothing
 
     @property
     def build(self) -> str:
@@ -94,9 +75,6 @@ class Devices:
 
 def shown_devices(load: Load = import_module) -> Devices | None:
     """Return what PyTorch shows of devices, ``None`` where there is no PyTorch.
-
-    Args:
-        load: Imports a module.
 
     Cost:
         Initialises CUDA, which takes up to some seconds and memory on each device.
@@ -112,10 +90,6 @@ def training(
     load: Load = import_module, shown: Callable[[], Devices | None] = shown_devices
 ) -> list[Check]:
     """Check what a training process needs.
-
-    Args:
-        load: Imports a module.
-        shown: Returns what PyTorch shows of devices.
 
     Cost:
         Imports torch, a second or two. On CUDA only properties are asked for.
@@ -225,13 +199,7 @@ def _first_line(words: object) -> str:
 def device_checks(
     found: Devices, environ: Mapping[str, str] = os.environ, load: Load = import_module
 ) -> list[Check]:
-    """Report which devices PyTorch sees, or why it sees none.
-
-    Args:
-        found: What PyTorch shows.
-        environ: ``CUDA_VISIBLE_DEVICES`` is looked up.
-        load: Imports a module.
-    """
+    """Report which devices PyTorch sees, or why it sees none."""
     if not found.kind:
         why = "this torch is built for the CPU only"
         remedy = "on a machine with a GPU, install a build for it: pytorch.org/get-started"
@@ -307,13 +275,7 @@ NEEDED = {
 def device_kernel(
     found: Devices, load: Load = import_module, headers: Path = HEADERS
 ) -> list[Check]:
-    """Return whether ranges can be measured on the devices that PyTorch sees, by compiling for one.
-
-    Args:
-        found: What PyTorch shows.
-        load: Imports a module.
-        headers: The header of this Python.
-    """
+    """Return whether ranges can be measured on the devices that PyTorch sees, by compiling for one."""
     usable = [device for device in found.shown if not device.trouble]
     if not usable:
         return []

@@ -14,6 +14,7 @@ from accelerate.tracking import GeneralTracker
 
 import ampwatch
 from ampwatch.guard import Guard, Log
+from ampwatch.integrations.attached import chosen
 from ampwatch.training.monitor import monitor_of
 
 if TYPE_CHECKING:
@@ -62,14 +63,7 @@ def track(
 
 
 class AmpwatchTracker(GeneralTracker):  # type: ignore[misc] # its base may not be installed
-    """Hands the numbers of a monitor to the other trackers, whenever they log. Made by ``track``.
-
-    Args:
-        accelerator: Whose trackers.
-        watch: The monitor.
-        keys: The keys to log; all that are known by default.
-        ends: Whether the monitor ends with the training.
-    """
+    """Hands the numbers of a monitor to the other trackers, whenever they log. Made by ``track``."""
 
     name = "ampwatch"
     requires_logging_directory = False
@@ -110,9 +104,7 @@ class AmpwatchTracker(GeneralTracker):  # type: ignore[misc] # its base may not 
             self._watch.close()
 
     def _log(self, step: int | None) -> None:
-        numbers = self._watch.metrics()
-        if self._keys is not None:
-            numbers = {key: value for key, value in numbers.items() if key in self._keys}
+        numbers = chosen(self._watch.metrics(), self._keys)
         if not numbers:
             return
         for other in self._accelerator.trackers:

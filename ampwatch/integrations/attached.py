@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import ampwatch
 from ampwatch import actions
 from ampwatch.errors import AmpwatchError
-from ampwatch.guard import Log
+from ampwatch.guard import Guard, Log
 from ampwatch.settings import Settings
 from ampwatch.training.arguments import check_flag
 from ampwatch.training.monitor import monitor_of
@@ -29,10 +29,9 @@ class Callback:
     """What the callbacks of frameworks share: a class of their framework is the other base of each.
 
     Args:
-        name: Name of the module, for the log.
-        keys: The keys to log; all that are known with ``None``.
+        keys: The keys to log; all that are known by default.
         serve: As of ``ampwatch.monitor``.
-        settings: Settings of the monitors.
+        settings: Any setting of ``ampwatch.settings.Settings`` by name, ``level`` and ``run`` too.
 
     Raises:
         SettingsError: If a setting, ``serve`` or an ``AMPWATCH_*`` variable is not usable: here, where
@@ -42,22 +41,29 @@ class Callback:
         watch: The monitor of the training that runs, or of the last one.
     """
 
+    _module = "ampwatch.integrations.attached"
+    _title = "a callback"
+    """What it is called where it has failed."""
+
     def __init__(
-        self, name: str, keys: Iterable[str] | None, settings: dict[str, Any], *, serve: bool
+        self, *, keys: Iterable[str] | None = None, serve: bool = True, **settings: Any
     ) -> None:
         super().__init__()
         Settings.resolve(dict(settings), warns=False)
-        self.watch: ampwatch.Monitor | None = None
-        self._name = name
         self._keys = None if keys is None else frozenset(keys)
         self._settings = {"serve": check_flag("serve", serve), **settings}
         self._answers: list[tuple[Callable[[Finding], None], dict[str, Any]]] = []
-        self._is_mine = False
         self._announced: set[str] = set()
         # Called with the finding in place of ``actions.stop()``, where the framework has a way of
         # its own to end a training.
         self._stops: Callable[[Finding], None] | None = None
-        self._stop = False
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Make anew what belongs to one training in one process."""
+        self.watch: ampwatch.Monitor | None = None
+        self._is_mine = self._stop = False
+        self._guard = Guard(self._title)
 
     def on_finding(
         self,
@@ -68,8 +74,8 @@ class Callback:
     ) -> None:
         """Have the monitor of each training call ``callback``: as ``on_finding`` of a monitor."""
         answer = (callback, {"min_severity": min_severity, "kinds": kinds})
-        if self._is_open:
-            self._subscribe(*answer)
+        if (watch := self._open) is not None:
+            self._subscribe(watch, *answer)
         self._answers.append(answer)
 
     @property
@@ -78,9 +84,9 @@ class Callback:
         return any(_is_stop(callback) for callback, _ in self._answers)
 
     @property
-    def _is_open(self) -> bool:
-        """Whether a training is watched."""
-        return self.watch is not None and not self.watch.closed
+    def _open(self) -> ampwatch.Monitor | None:
+        """The monitor, while a training is watched."""
+        return None if self.watch is None or self.watch.closed else self.watch
 
     def _attach(self, model: Any, scaler: Any, step: int) -> None:
         """Watch a training that begins at ``step``, unless it is watched already."""
@@ -104,43 +110,33 @@ class Callback:
                 )
             self._is_mine = mine is None
             for answer in self._answers:
-                self._subscribe(*answer)
+                self._subscribe(self.watch, *answer)
         except AmpwatchError as error:
             self._say(f"training goes on, and the callback does not watch it: {error}")
 
     def _metrics(self) -> dict[str, float]:
         """Return what is to be logged of the newest iteration; nothing where nothing is watched."""
-        return self._chosen(
-            self.watch.metrics() if self.watch is not None and self._is_open else {}
-        )
+        return {} if (watch := self._open) is None else chosen(watch.metrics(), self._keys)
 
     def _summary(self) -> dict[str, float]:
         """Return what is to be logged of the whole training; nothing where nothing is watched."""
-        return self._chosen(
-            self.watch.summary() if self.watch is not None and self._is_open else {}
-        )
-
-    def _chosen(self, numbers: dict[str, float]) -> dict[str, float]:
-        if self._keys is None:
-            return numbers
-        return {key: value for key, value in numbers.items() if key in self._keys}
+        return {} if (watch := self._open) is None else chosen(watch.summary(), self._keys)
 
     def _detach(self, error: BaseException | None = None) -> None:
         """End the monitor, as failed where the training has; a user's own stays open."""
-        if self.watch is None or not self._is_mine or self.watch.closed:
-            return
-        kind = None if error is None else type(error)
-        self.watch.__exit__(kind, error, None if error is None else error.__traceback__)
+        if (watch := self._open) is not None and self._is_mine:
+            traceback = None if error is None else error.__traceback__
+            watch.__exit__(None if error is None else type(error), error, traceback)
 
     def _say(self, words: str, *, level: int = logging.WARNING) -> None:
         """Log one sentence, once."""
         if words not in self._announced:
             self._announced.add(words)
-            logger.log(level, "%s: %s", self._name, words)
+            logger.log(level, "%s: %s", self._module, words)
 
     def _say_what_is_not_seen(self, without: str, *, is_half: bool) -> None:
         """Say of a training whose loss nothing scales what that means; in float16 with what there is not."""
-        if self.watch is None or not self._is_open or self.watch.is_scaled:
+        if (watch := self._open) is None or watch.is_scaled:
             return
         if is_half:
             self._say(f"{without}: steps are watched, the loss scale is not")
@@ -148,20 +144,32 @@ class Callback:
             self._say("no loss is scaled here: steps are watched", level=logging.INFO)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the monitor behind where the callback is copied or sent to another process."""
-        return self.__dict__ | {"watch": None, "_is_mine": False}
+        """Leave the training behind where the callback is copied or sent to another process."""
+        return self.__dict__ | {"watch": None, "_guard": None}
 
-    def _subscribe(self, callback: Callable[[Finding], None], chosen: dict[str, Any]) -> None:
-        if self.watch is None:
-            return
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin_anew()
+
+    def _subscribe(
+        self,
+        watch: ampwatch.Monitor,
+        callback: Callable[[Finding], None],
+        chosen: dict[str, Any],
+    ) -> None:
         if self._stops is not None and _is_stop(callback):
             # Its own choice of severity, which a function does not have.
             least = chosen["min_severity"] or type(actions.stop()).min_severity
             callback, chosen = self._stops, chosen | {"min_severity": least}
-        self.watch.on_finding(callback, **chosen)
+        watch.on_finding(callback, **chosen)
 
     def _note_stop(self, _: Finding) -> None:
         self._stop = True
+
+
+def chosen(numbers: dict[str, float], keys: frozenset[str] | None) -> dict[str, float]:
+    """Return the numbers that are to be logged; all that are known without keys."""
+    return numbers if keys is None else {k: v for k, v in numbers.items() if k in keys}
 
 
 def _is_stop(callback: object) -> bool:

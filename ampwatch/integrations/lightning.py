@@ -14,15 +14,12 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ampwatch.guard import Guard
 from ampwatch.integrations.attached import Callback
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 """One code under two names, each with a ``Callback`` of its own."""
@@ -53,21 +50,11 @@ class AmpwatchCallback(Callback, _Callback):  # type: ignore[misc, valid-type] #
     ``on_finding(actions.stop())`` sets ``trainer.should_stop``, so that ``fit()`` ends as by early stopping. Of
     several processes all end in the same step, the next one that is logged.
 
-    Args:
-        keys: The keys to log; all that are known by default.
-        serve: As of ``ampwatch.monitor``.
-        settings: Any setting of ``ampwatch.settings.Settings`` by name, ``level`` and ``run`` too.
-
-    Raises:
-        SettingsError: If a setting or an ``AMPWATCH_*`` variable is not usable.
+    Its arguments, and what they raise, are those of ``Callback``: ``keys`` to log, ``serve``, and any
+    setting by name.
     """
 
-    def __init__(
-        self, *, keys: Iterable[str] | None = None, serve: bool = True, **settings: Any
-    ) -> None:
-        super().__init__("ampwatch.integrations.lightning", keys, settings, serve=serve)
-        self._stops = self._note_stop
-        self._begin_anew()
+    _module, _title = "ampwatch.integrations.lightning", "the callback of Lightning"
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to watch."""
@@ -95,21 +82,17 @@ class AmpwatchCallback(Callback, _Callback):  # type: ignore[misc, valid-type] #
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what belongs to the training that runs."""
-        return super().__getstate__() | {"_guard": None, "_log_guard": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._begin_anew()
+        return super().__getstate__() | {"_log_guard": None}
 
     def _begin_anew(self) -> None:
-        self._guard = Guard("the callback of Lightning")
+        super()._begin_anew()
         # A logger that raises is no reason not to end the monitor.
         self._log_guard = Guard("what the callback of Lightning logs")
-        self._stop = False
         self._logged_at = -1
 
     def _begin(self, trainer: Any, pl_module: Any) -> None:
         self._stop, self._logged_at = False, -1
+        self._stops = self._note_stop
         plugin = trainer.precision_plugin
         self._attach(pl_module, getattr(plugin, "scaler", None), trainer.global_step)
         without = f"expected a GradScaler in {type(plugin).__name__}, as with precision 16-mixed, got none"

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainerCallback
 from transformers.trainer_callback import CallbackHandler
 
-from ampwatch.guard import Guard
 from ampwatch.integrations.attached import Callback
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from types import FrameType
 
 MAX_FRAMES = 8
@@ -35,21 +34,12 @@ class AmpwatchCallback(Callback, TrainerCallback):  # type: ignore[misc] # its b
     ``on_finding(actions.stop())`` sets ``control.should_training_stop``, so that ``train()`` ends as after
     its last step. Of several processes each would stop alone: there it raises, as it does without a callback.
 
-    Args:
-        keys: The keys to log; all that are known by default.
-        serve: As of ``ampwatch.monitor``.
-        settings: Any setting of ``ampwatch.settings.Settings`` by name, ``level`` and ``run`` too.
-
-    Raises:
-        SettingsError: If a setting or an ``AMPWATCH_*`` variable is not usable.
+    Its arguments, and what they raise, are those of ``Callback``: ``keys`` to log, ``serve``, and any
+    setting by name.
     """
 
-    def __init__(
-        self, *, keys: Iterable[str] | None = None, serve: bool = True, **settings: Any
-    ) -> None:
-        super().__init__("ampwatch.integrations.transformers", keys, settings, serve=serve)
-        self._guard = Guard("the callback of transformers")
-        self._wrapped: _Ending | None = None
+    _module, _title = "ampwatch.integrations.transformers", "the callback of transformers"
+    _wrapped: _Ending | None = None
 
     def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - its names are the Trainer's
         """Take the first place among the callbacks, before those that report."""
@@ -82,11 +72,7 @@ class AmpwatchCallback(Callback, TrainerCallback):  # type: ignore[misc] # its b
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what belongs to the training that runs."""
-        return super().__getstate__() | {"_guard": None, "_wrapped": None, "_stop": False}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._guard = Guard("the callback of transformers")
+        return super().__getstate__() | {"_wrapped": None}
 
     def _begin(self, args: Any, state: Any, given: dict[str, Any]) -> None:
         self.end()
@@ -98,7 +84,7 @@ class AmpwatchCallback(Callback, TrainerCallback):  # type: ignore[misc] # its b
         without = "the Trainer has made no GradScaler (on a CPU it makes none, even with fp16=True)"
         self._say_what_is_not_seen(without, is_half=getattr(args, "fp16", False))
         trainer = self._go_first()
-        if trainer is not None and self._is_open:
+        if trainer is not None and self._open is not None:
             self._wrapped = _Ending(trainer, self)
 
     def _go_first(self) -> Any:

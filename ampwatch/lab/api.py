@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ampwatch.errors import CLOSED, SettingsError, StateError
 from ampwatch.lab.budget import ErrorBudget
-from ampwatch.lab.precision import LIMIT_DB, MAX_FLUSHED
-from ampwatch.lab.precision.planner import plan_of, records_of
+from ampwatch.lab.precision import planner
+from ampwatch.lab.precision.planner import LIMIT_DB, MAX_FLUSHED
 from ampwatch.lab.training.budgets import checked
 from ampwatch.lab.training.part import Lab
 from ampwatch.training.kernels.dtypes import unknown_formats
@@ -98,12 +98,12 @@ def plan(
     Cost:
         Some 10 ms for a layer and phase.
     """
-    made = plan_of(watch.box(), limit=limit, max_flushed=max_flushed, gpu=gpu, formats=formats)
+    made = planner.plan_of(watch.box(), planner.checked(limit, max_flushed, gpu, formats))
     lab = _part(watch)
     if lab is None:
         return replace(made, why_not=_why_none(watch))
     if not (made.why_not or watch.closed):
-        lab.calls.follow(records_of(made, max(watch.last_step.step, 0)))
+        lab.calls.follow(planner.records_of(made, max(watch.last_step.step, 0)))
     return replace(made, notes=(*made.notes, *unknown_formats(made.formats)))
 
 

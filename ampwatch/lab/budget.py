@@ -128,9 +128,7 @@ class ErrorBudget:
         text += [f"Note: {note}." for note in self.notes]
         return "\n".join(text).encode("ascii", "replace").decode().rstrip("\n") + "\n"
 
-    def __str__(self) -> str:
-        """Return the table."""
-        return self.table()
+    __str__ = table
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values that JSON can hold: what is not finite is a word, ``"infinity"`` or ``"NaN"``."""

@@ -13,7 +13,7 @@ import yaml
 
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.metrics.catalog import CATALOG, TOPICS
-from ampwatch.host.metrics.prometheus import FleetCollector
+from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.settings import Settings
 from ampwatch.wire.records import FactsRecord
 from tests.alerts.promtool import promtool
@@ -151,7 +151,7 @@ def test_a_rank_before_its_first_step_has_no_more_series_than_the_page_says() ->
     fleet = Fleet(Settings(), Clock())
     facts = {**H100.facts, "init_scale": "65536", "growth_interval": "2000"}
     put(fleet, "0", identity(), [FactsRecord(facts)])
-    found = {metric.name: samples for metric, samples in FleetCollector(fleet, {}).samples()}
+    found = {metric.name: samples for metric, samples in PrometheusExporter(fleet).samples()}
     row = re.search(r"^\| a rank \| (\d+) \| (.*) \|$", TEXT, re.MULTILINE)
     assert row is not None
     parts = {name: int(number) for number, name in re.findall(r"(\d+) ([a-z ]+)", row[2])}

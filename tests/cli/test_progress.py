@@ -7,7 +7,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from ampwatch.cli.progress import progress
+from ampwatch.cli import output
 from tests.host.daemon.parts import eventually
 
 if TYPE_CHECKING:
@@ -21,21 +21,25 @@ class Tty(io.StringIO):
         return True
 
 
-def test_what_takes_long_is_said() -> None:
+def test_what_takes_long_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once it has taken long, and again with each thing that is done after it."""
     stream = Tty()
-    with progress("reading reports", stream, seconds=0.0) as shown:
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(output, "PATIENCE_SECONDS", 0.0)
+    with output.progress("reading reports") as say:
         eventually(lambda: "reading reports ..." in stream.getvalue(), "the text")
-        shown.update("drawing [red]")
+        say("drawing [red]")
 
     assert stream.getvalue() == "ampwatch: reading reports ...\nampwatch: drawing [red] ...\n"
 
 
-def test_what_is_over_before_is_not_said() -> None:
+def test_what_is_over_before_is_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither later, nor where a person would take it for an error."""
     stream = Tty()
-    with progress("reading reports", stream, seconds=30.0) as shown:
-        shown.update("reading more")
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(output, "PATIENCE_SECONDS", 30.0)
+    with output.progress("reading reports") as say:
+        say("reading more")
 
     assert stream.getvalue() == ""
 
@@ -44,9 +48,10 @@ def test_a_pipe_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever reads the error stream reads errors."""
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(output, "PATIENCE_SECONDS", 0.0)
     before = threading.active_count()
-    with progress("reading reports", seconds=0.0) as shown:
+    with output.progress("reading reports") as say:
         assert threading.active_count() == before
-        shown.update("reading more")
+        say("reading more")
 
     assert stream.getvalue() == ""

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ampwatch.cli.run import STARTUP, WITH_VALUE, add_arguments, command_of, split
+from ampwatch.cli import WITH_VALUE, split
+from ampwatch.cli.run import STARTUP, add_arguments, command_of
 from tests.host.daemon.parts import ROOT
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ import ampwatch
 from ampwatch import LastStep
 from ampwatch.cli.demo import DESCRIPTION
 from ampwatch.demo.corpus import MAX_CHARACTERS, MIN_CHARACTERS, VOCABULARY, Corpus, source_text
-from ampwatch.demo.display import Status, open_display
+from ampwatch.demo.display import RichDisplay, Status, open_display
 from ampwatch.demo.model import CPU_SIZE, Size
-from ampwatch.demo.rich_display import RichDisplay
 from ampwatch.demo.schedule import (
     FAULTY_STEPS,
     DemoSchedule,

@@ -14,8 +14,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from ampwatch.cli import make_parser
-from ampwatch.cli.run import split
+from ampwatch.cli import make_parser, split
 from tests.docs.pages import ROOT, blocks, pages, tracked
 
 INSTEAD = {

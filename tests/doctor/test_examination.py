@@ -5,7 +5,7 @@ from __future__ import annotations
 from threading import Event
 
 from ampwatch.doctor.check import Check, State
-from ampwatch.doctor.examination import examine, is_able, probes, terminal, web_config
+from ampwatch.doctor.examination import examine, is_able, packages, probes
 from ampwatch.settings import Settings
 
 GOOD = Check("good", State.OK, "it works")
@@ -65,7 +65,7 @@ def everything(distribution: str) -> str:
 
 def test_without_the_extras_it_says_what_is_missing_and_how_to_get_it() -> None:
     """Absent, which is not a problem."""
-    checks = [*terminal(nothing), *web_config(nothing)]
+    checks = [*packages("terminal", nothing), *packages("protection", nothing)]
 
     assert [check.state for check in checks] == [State.ABSENT] * 3
     assert [check.remedy for check in checks] == [
@@ -77,7 +77,7 @@ def test_without_the_extras_it_says_what_is_missing_and_how_to_get_it() -> None:
 
 def test_with_the_extras_it_tells_their_versions() -> None:
     """The number of each."""
-    checks = [*terminal(everything), *web_config(everything)]
+    checks = [*packages("terminal", everything), *packages("protection", everything)]
 
     assert [check.state for check in checks] == [State.OK] * 3
     for check, package in zip(checks, ("rich", "pyyaml", "bcrypt"), strict=True):

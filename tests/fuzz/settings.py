@@ -7,8 +7,7 @@ import io
 import logging
 from contextlib import redirect_stderr, redirect_stdout
 
-from ampwatch.cli import make_parser
-from ampwatch.cli.run import split
+from ampwatch.cli import make_parser, split
 from ampwatch.errors import AmpwatchError
 from ampwatch.settings import Settings
 

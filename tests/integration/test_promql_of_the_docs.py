@@ -54,7 +54,7 @@ def expected(rank: RankView) -> list[float]:
     ideal, used = rank.arithmetic.ideal_seconds, rank.arithmetic.utilization
     assert None not in (share, casts, low, ideal, used)
     steps = rank.durations
-    mean = steps.sum / steps.cumulative()[-1][1]
+    mean = steps.sum / steps.distribution().buckets[-1][1]
     busy = window.busy_ns / window.wall_ns
     return [*share, used, ideal / mean, low, casts, busy]  # type: ignore[misc, operator, list-item]
 
@@ -63,7 +63,7 @@ def test_every_question_of_the_docs_has_the_answer_of_the_page(tmp_path: Path) -
     """Parsed by a real Prometheus, over an hour of a made-up fleet."""
     fleet = made_up_fleet()
     rank = next(r for r in fleet.ranks() if (r.run, r.identity.rank) == ("gpt", 0))
-    body, _ = PrometheusExporter(fleet, {}).render()
+    body, _ = PrometheusExporter(fleet).render()
 
     with prometheus(tmp_path, "", history(body.decode(), time.time())) as server:
         answers = [

@@ -13,11 +13,15 @@ from torch import nn
 import ampwatch
 from ampwatch import Finding
 from ampwatch.errors import SettingsError
-from ampwatch.integrations.attached import Callback
+from ampwatch.integrations import attached as shared
 from ampwatch.training.monitor import monitor_of
 from tests.workshop.alone import python
 
 WORDS = "callback of a test"
+
+
+class Callback(shared.Callback):
+    _module = WORDS
 
 
 @pytest.fixture
@@ -27,7 +31,7 @@ def model() -> nn.Module:
 
 @pytest.fixture
 def attached() -> Iterator[Callback]:
-    made = Callback(WORDS, None, {"level": "light"}, serve=False)
+    made = Callback(level="light", serve=False)
     yield made
     made._detach()
 
@@ -39,7 +43,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_slip_in_a_setting_is_refused_where_it_is_written() -> None:
     """Not in the middle of the framework, where it could only be logged."""
     with pytest.raises(SettingsError, match="did you mean 'run'"):
-        Callback(WORDS, None, {"runs": "deep"}, serve=False)
+        Callback(runs="deep", serve=False)
 
 
 def test_a_training_is_watched_from_begin_to_end(attached: Callback, model: nn.Module) -> None:
@@ -51,7 +55,7 @@ def test_a_training_is_watched_from_begin_to_end(attached: Callback, model: nn.M
 
     attached._detach()
     assert first.closed
-    assert (attached._metrics(), attached._is_open) == ({}, False)
+    assert (attached._metrics(), attached._open) == ({}, None)
 
     attached._attach(model, None, 0)
     assert attached.watch is not first
@@ -67,7 +71,7 @@ def test_a_training_that_was_given_up_ends_when_the_next_begins(
 
     assert first is not None
     assert first.closed
-    assert attached._is_open
+    assert attached._open
     assert not said(caplog)
 
 
@@ -76,12 +80,12 @@ def test_a_second_callback_does_nothing_and_says_so(
 ) -> None:
     """What the first one watches stays watched by it."""
     attached._attach(model, None, 0)
-    second = Callback(WORDS, None, {}, serve=False)
+    second = Callback(serve=False)
     second._attach(model, None, 0)
     second._detach(RuntimeError("planted"))
 
     assert second.watch is None
-    assert attached._is_open
+    assert attached._open
     assert len(said(caplog)) == 1
 
 
@@ -104,7 +108,7 @@ def test_what_cannot_be_watched_is_one_sentence(
     """Also at the second training: nothing is raised, and nothing is said twice."""
     for _ in range(2):
         attached._attach("a model", None, 0)
-    assert not attached._is_open
+    assert not attached._open
     (sentence,) = said(caplog)
     assert "training goes on" in sentence
     assert "expected a torch.nn.Module" in sentence
@@ -130,7 +134,7 @@ def test_stop_is_the_way_of_the_framework_where_it_has_one(
     """Other answers are handed over as they are, before a training or in it."""
     stopped: list[Finding] = []
     heard: list[Finding] = []
-    attached = Callback(WORDS, None, {"level": "deep"}, serve=False)
+    attached = Callback(level="deep", serve=False)
     attached._stops = stopped.append
     attached.on_finding(ampwatch.actions.stop(), min_severity="critical")
     attached._attach(model, None, 0)
@@ -156,8 +160,8 @@ def test_a_copy_is_not_watched(attached: Callback, model: nn.Module) -> None:
     attached._attach(model, None, 0)
     other = copy.deepcopy(attached)
 
-    assert (other.watch, other._is_open) == (None, False)
-    assert attached._is_open
+    assert (other.watch, other._open) == (None, None)
+    assert attached._open
 
 
 def test_no_framework_is_imported_before_it_is_used() -> None:

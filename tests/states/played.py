@@ -68,8 +68,8 @@ class Daemon:
     def __init__(self, rings: list[Ring], now: float) -> None:
         self.clock = Clock(now)
         self.fleet = Fleet(Settings(), self.clock)
-        passes = {"rings": CollectorPass(success=True, duration_seconds=0.001)}
-        self.exporter = PrometheusExporter(self.fleet, passes)
+        self.fleet.passes["rings"] = CollectorPass(success=True, duration_seconds=0.001)
+        self.exporter = PrometheusExporter(self.fleet)
         self._feed = Feed(self.fleet, self.clock)
         self._rings = rings
         self._read: dict[Path, int] = {}

@@ -19,7 +19,7 @@ from tests.workshop.servers import answering
 @contextmanager
 def served(daemon: Daemon) -> Iterator[str]:
     """Serve what a daemon has read; yield its address."""
-    site = Site(daemon.fleet, {})
+    site = Site(daemon.fleet)
     # That of the site has the clock of the machine.
     site._broadcast = Broadcast(Feed(daemon.fleet, daemon.clock))
     server = Server("127.0.0.1", 0, site, WebConfig(), frozenset(), OPEN)

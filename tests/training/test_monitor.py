@@ -592,7 +592,7 @@ def test_trouble_with_the_ring_is_a_warning_and_training_goes_on(
     ("name", "call"),
     [
         ("serve", lambda _, given: ampwatch.monitor(Net(), serve=given)),
-        ("serve", lambda _, given: Callback("a callback", None, {}, serve=given)),
+        ("serve", lambda _, given: Callback(serve=given)),
         ("by_module", lambda watch, given: watch.log_to(print, by_module=given)),
     ],
     ids=["monitor", "callback", "log_to"],

@@ -46,7 +46,7 @@ def samples(ranks: int) -> Iterator[tuple[str, str, float]]:
     All ranks are as rank 0 of the golden scrape, but for the last: it hangs, is slower, has half the
     loss scale, more backoffs and another loss, multiplies matrices in float32, and the others wait for its data.
     """
-    body, _ = PrometheusExporter(made_up_fleet(), {}).render()
+    body, _ = PrometheusExporter(made_up_fleet()).render()
     machines = -(-ranks // PER_MACHINE)
     lines = [line for line in body.decode().splitlines() if not line.startswith("#")]
     max_of_dtype = 'ampwatch_autocast_dtype_max{rank="0",run="gpt"} 65504.0'
@@ -116,6 +116,6 @@ def openmetrics(ranks: int, now: float) -> str:
 
 def gpu_samples(instance: str) -> Iterator[tuple[str, str, float]]:
     """Name, labels and newest value of each series of the synthetic GPUs, rank 0 on the second."""
-    body, _ = PrometheusExporter(fleet_with_gpus(), {}).render()
+    body, _ = PrometheusExporter(fleet_with_gpus()).render()
     for name, labels, value in _GPU_SAMPLE.findall(body.decode()):
         yield name, f'{labels},instance="{instance}"', float(value)

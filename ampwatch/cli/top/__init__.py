@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import argparse
-
-    from ampwatch.report.rank_list import RankList
-
-HELP = "show all runs on this machine, live, worst first"
+from ampwatch.cli import daemon_state
+from ampwatch.cli.output import MIN_WIDTH, encodable, piped
+from ampwatch.cli.top.table import clean, once
+from ampwatch.report.rank_list import RankList
+from ampwatch.settings import Settings
 
 DESCRIPTION = """\
 Show all runs on this machine: one line for each rank, worst first, with its finding, its recent
@@ -45,8 +44,6 @@ are off where NO_COLOR is set. If the daemon asks for a password, that of `machi
 WIDTH = 120
 """Columns of a table that goes into a pipe. Unit: characters."""
 
-MIN_WIDTH = 40
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the verb."""
@@ -60,11 +57,6 @@ def run(args: argparse.Namespace) -> int:
         SettingsError: If a setting is not usable.
         DaemonError: If no daemon serves, or it refuses.
     """
-    from ampwatch.cli import daemon_state  # noqa: PLC0415 - --help must be quick
-    from ampwatch.cli.output import encodable, piped  # noqa: PLC0415 - likewise
-    from ampwatch.cli.top.table import clean, once  # noqa: PLC0415 - likewise
-    from ampwatch.settings import Settings  # noqa: PLC0415 - likewise
-
     settings = Settings.resolve()
 
     def read() -> tuple[RankList, str]:

@@ -11,8 +11,9 @@ import termios
 import threading
 import tty
 from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -20,14 +21,10 @@ from rich.text import Text
 
 from ampwatch.cli.output import encodable
 from ampwatch.cli.top.view import View
+from ampwatch.report.rank_list import RankList
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ampwatch.report.rank_list import RankList
-
-    Shown = tuple[RankList, str]
-    """What is shown, and what to say of runs that have ended."""
+Shown = tuple[RankList, str]
+"""What is shown, and what to say of runs that have ended."""
 
 ASK_SECONDS = 1.0
 """Time between two questions to the daemon. Unit: s."""
@@ -56,12 +53,7 @@ _NAMES = {
 
 
 def watch(read: Callable[[], Shown], first: Shown) -> int:
-    """Show the state until somebody leaves; return the exit status.
-
-    Args:
-        read: Returns the newest state, or raises ``DaemonError``.
-        first: The first one.
-    """
+    """Show the state until somebody leaves; return the exit status."""
     view = View()
     view.show(*first)
     answers: deque[Shown | Exception] = deque(maxlen=1)

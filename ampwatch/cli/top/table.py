@@ -5,21 +5,18 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from textwrap import wrap
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from ampwatch.cli.output import MAX_WIDTH
 from ampwatch.report.one_line import printable
+from ampwatch.report.rank_list import Lines, RankList, RankRow
 from ampwatch.report.short import labelled
 from ampwatch.report.verdict import Level
 from ampwatch.report.words import plain, plural, scale, step_time
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from ampwatch.report.rank_list import Lines, RankList, RankRow
-
 
 Line = list[tuple[str, str]]
 """A line of a screen: texts, each with a style of Rich's. Without colours it loses nothing."""
@@ -41,9 +38,6 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 NOT_FINITE = "!"
 """Mark of a value that is NaN or infinite."""
 
-MAX_WIDTH = 100
-"""Cells of a line of prose; longer ones are hard to read."""
-
 MAX_COLUMN = 24
 WIDE = 110
 """Cells from which on histories are twice as long."""
@@ -57,21 +51,13 @@ ORDERS: Mapping[str, Callable[[RankRow], tuple[object, ...]]] = {
 
 
 class Column(NamedTuple):
-    """A column of the table.
+    """A column of the table."""
 
-    Attributes:
-        title: Its heading.
-        text: Returns what a row has there.
-        words: Cells of what is wrong for which it makes room; always there if 0.
-        is_number: Stands on the right.
-        gap: Cells between it and the next one.
-    """
-
-    title: str
-    text: Callable[[RankRow], str]
-    words: int
-    is_number: bool = False
-    gap: int = 2
+    title: str  # its heading
+    text: Callable[[RankRow], str]  # returns what a row has there
+    words: int  # cells of what is wrong for which it makes room; always there if 0
+    is_number: bool = False  # stands on the right
+    gap: int = 2  # cells between it and the next one
 
 
 @lru_cache(maxsize=8192)  # ranks mostly say the same, and say it again each second
@@ -82,12 +68,9 @@ def clean(text: str) -> str:
 
 
 def once(ranks: RankList, ended: str, width: int) -> str:
-    """Return a list as plain text: the table, then the four lines of each run in trouble.
+    """Return a list, ``clean``, as plain text: the table, then the four lines of each run in trouble.
 
-    Args:
-        ranks: That of the daemon, ``clean``.
-        ended: What to say of runs that it does not show any more.
-        width: Cells of a line.
+    ``ended`` is what to say of runs that the daemon does not show any more; a line has ``width`` cells.
     """
     rows = sorted(ranks.ranks, key=ORDERS["trouble"])
     if not rows:
@@ -119,13 +102,9 @@ def headline_lines(who: str, level: Level, lines: Lines, width: int) -> list[Lin
 
 
 def table(rows: Sequence[RankRow], among: Sequence[RankRow], width: int) -> list[Line]:
-    """Return the heading of the table, and a line for each of ``rows``.
+    """Return the heading of the table, and a line of ``width`` cells for each of ``rows``.
 
-    Args:
-        rows: What is shown.
-        among: All rows there are, by which columns get their widths: they must not jump while
-            somebody scrolls.
-        width: Cells of the terminal.
+    Columns get their widths by all rows there are: they must not jump while somebody scrolls.
     """
     room = width
     shown: list[tuple[Column, int]] = []
@@ -152,8 +131,7 @@ def table(rows: Sequence[RankRow], among: Sequence[RankRow], width: int) -> list
 def _columns(cells: int) -> tuple[Column, ...]:
     """Return all columns but the last one, what is wrong, the most important ones first.
 
-    Args:
-        cells: Those of a history.
+    A history has so many cells.
     """
 
     def last(values: Sequence[float | None], write: Callable[[float], str]) -> str:

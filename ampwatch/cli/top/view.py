@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from textwrap import wrap
-from typing import TYPE_CHECKING
 
+from ampwatch.cli.output import MAX_WIDTH
 from ampwatch.cli.top.table import (
     BAD,
     CHOSEN,
-    MAX_WIDTH,
     ORDERS,
     QUIET,
     STRONG,
+    Line,
     clean,
     fitted,
     headline_lines,
@@ -20,14 +21,9 @@ from ampwatch.cli.top.table import (
     summary,
     table,
 )
+from ampwatch.report.rank_list import RankList, RankRow
 from ampwatch.report.report import render_incident
 from ampwatch.report.short import INDENT, MIN_WIDTH, part
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ampwatch.cli.top.table import Line
-    from ampwatch.report.rank_list import RankList, RankRow
 
 MIN_ROWS = 4
 """Lines of the table that there is to be room for, or the four lines of a rank are not shown."""
@@ -43,14 +39,10 @@ PAGE_KEYS = "up/down scroll  f next finding  Esc back  q quit"
 
 
 class View:
-    """The screen.
-
-    Attributes:
-        is_over: Whether somebody wants to leave.
-    """
+    """The screen."""
 
     def __init__(self) -> None:
-        self.is_over = False
+        self.is_over = False  # whether somebody wants to leave
         self._rows: list[RankRow] = []
         self._summary = ""
         self._trouble = ""

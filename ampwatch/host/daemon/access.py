@@ -20,7 +20,6 @@ from ampwatch.host.daemon.site import HTML, SERVICE, Response, sentence
 from ampwatch.wire.rendezvous.token import TOKEN_FIELD, TOKEN_FILE, ensure_token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from http.client import HTTPMessage
     from pathlib import Path
 
@@ -56,7 +55,6 @@ class Access:
 
     Args:
         scope: ``user`` or ``machine``: whose runs the daemon shows.
-        readers: The setting.
         directory: The runtime directory, where the token is.
 
     Raises:
@@ -73,11 +71,7 @@ class Access:
         self._token = ensure_token(directory) if is_needed else ""
 
     def wants_token(self, *, asks_who: bool) -> bool:
-        """Return whether readers need the token.
-
-        Args:
-            asks_who: The web-config asks for a password or a certificate.
-        """
+        """Return whether readers need the token."""
         return self._always or (self._else_who and not asks_who)
 
     def refusal(
@@ -110,11 +104,13 @@ class Access:
         if wants_token:
             token = self._current()
             path, _, query = target.partition("?")
-            if any(_equal(given, token) for given in _in_query(query)):
-                return _sent_on(path, query, _cookie(token, place, is_tls=is_tls))
+            cookie = _cookie(token, place)
+            if any(_equal(field, f"{TOKEN_FIELD}={token}") for field in query.split("&")):
+                return _sent_on(path, query, cookie, is_tls=is_tls)
             scheme, _, credentials = authorization.partition(" ")
             is_bearer = scheme.lower() == "bearer" and _equal(credentials.strip(), token)
-            passed = any(_equal(given, _pass(token)) for given in _in_cookies(headers, place))
+            cookies = ";".join(headers.get_all("Cookie", [])).split(";")
+            passed = any(_equal(given.strip(), cookie) for given in cookies)
             if is_bearer or passed or path in OPEN_PATHS:
                 return None
         return self._unauthorized(headers, has_users=auth is not None, wants_token=wants_token)
@@ -160,57 +156,31 @@ def _equal(given: str, secret: str) -> bool:
     return hmac.compare_digest(given.encode("utf-8", "backslashreplace"), secret.encode())
 
 
-def _pass(token: str) -> str:
-    """Return the value of the cookie: what the token allows to read, and not the token.
+def _cookie(token: str, place: str) -> str:
+    """Return name and value of the cookie: what the token allows to read, and not the token.
 
     A browser sends a cookie to every port of a host, whoever listens there. Nobody can make the
-    token of it, which opens other daemons of the user as well.
+    token of it, which opens other daemons of the user as well. Two daemons behind one name, tunnels
+    to two machines for instance, would take it from each other without the place.
     """
-    return hmac.new(token.encode(), b"cookie", hashlib.sha256).hexdigest()
+    return f"ampwatch-{place}={hmac.new(token.encode(), b'cookie', hashlib.sha256).hexdigest()}"
 
 
-def _cookie_name(place: str) -> str:
-    # Two daemons behind one name, tunnels to two machines for instance, would take it from each
-    # other.
-    return f"ampwatch-{place}"
+def _sent_on(path: str, query: str, cookie: str, *, is_tls: bool) -> Response:
+    """Send a browser with its cookie to the address without its token.
 
-
-def _cookie(token: str, place: str, *, is_tls: bool) -> str:
-    """Return the header that gives a browser its cookie.
-
-    Lax and not Strict: a link in a chat, a mail or a Grafana leads to the page. With Strict it
-    would not, nor would the redirect after such a link; and nothing here can be changed by a link.
+    What follows ``#`` there it keeps (RFC 9110, 10.2.2). The address is relative: a reverse proxy may
+    have put the daemon below a path of its own, and what begins with ``./`` leads to no other host.
+    The cookie is lax and not strict: a link in a chat, a mail or a Grafana leads to the page. With
+    ``Strict`` it would not, nor would the redirect after such a link; and nothing here can be changed
+    by a link.
     """
     attributes = f"Path=/; Max-Age={COOKIE_SECONDS}; HttpOnly; SameSite=Lax{'; Secure' * is_tls}"
-    return f"{_cookie_name(place)}={_pass(token)}; {attributes}"
-
-
-def _in_query(query: str) -> Iterator[str]:
-    for field in query.split("&"):
-        name, _, value = field.partition("=")
-        if name == TOKEN_FIELD:
-            yield value
-
-
-def _in_cookies(headers: HTTPMessage, place: str) -> Iterator[str]:
-    for line in headers.get_all("Cookie", []):
-        for cookie in line.split(";"):
-            name, _, value = cookie.strip().partition("=")
-            if name == _cookie_name(place):
-                yield value
-
-
-def _sent_on(path: str, query: str, cookie: str) -> Response:
-    """Send a browser to the address without its token. What follows ``#`` there it keeps (RFC 9110, 10.2.2).
-
-    The address is relative: a reverse proxy may have put the daemon below a path of its own, and
-    what begins with ``./`` leads to no other host.
-    """
     rest = "&".join(f for f in query.split("&") if f.partition("=")[0] != TOKEN_FIELD)
     name = path.replace("\\", "/").rpartition("/")[2]
     return sentence(
         HTTPStatus.SEE_OTHER,
         "The address without its token, which is in a cookie now.",
         Location=f"./{name}{'?' * bool(rest)}{rest}",
-        Set_Cookie=cookie,
+        Set_Cookie=f"{cookie}; {attributes}",
     )

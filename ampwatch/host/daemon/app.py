@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from ampwatch import __version__
+from ampwatch import __version__, runtime
 from ampwatch.errors import DaemonError
 from ampwatch.host.daemon import web_config
 from ampwatch.host.daemon.access import Access
@@ -34,12 +34,6 @@ from ampwatch.host.daemon.watcher import RingWatcher
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.fleet import CollectorPass
 from ampwatch.host.gpu.collector import gpu_collector
-from ampwatch.runtime import (
-    DAEMON_READ,
-    announcement_path,
-    ring_directories,
-    runtime_directory,
-)
 from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, read_lock
 from ampwatch.wire.rendezvous.machine import Announcement
 from ampwatch.wire.ring.layout import LAYOUT
@@ -102,15 +96,10 @@ class Daemon:
     """A daemon that listens already; ``run`` serves.
 
     Args:
-        settings: The checked settings.
-        options: Wishes that are no settings.
         clock: Unix time. Unit: s.
 
     Raises:
         DaemonError: If it cannot listen, or cannot honour a wish.
-
-    Attributes:
-        fleet: What it knows.
     """
 
     def __init__(
@@ -125,9 +114,8 @@ class Daemon:
         if options.web_config_file:
             web = web_config.load(options.web_config_file)
         self.fleet = Fleet(settings, clock)
-        self._passes: dict[str, CollectorPass] = {}
-        directory = runtime_directory(settings.runtime_dir)
-        self._mark = directory / DAEMON_READ
+        directory = runtime.runtime_directory(settings.runtime_dir)
+        self._mark = directory / runtime.DAEMON_READ
         self._watcher = RingWatcher(
             self.fleet,
             _directories(settings, options),
@@ -141,10 +129,9 @@ class Daemon:
         # The daemon of one user finds the rings of that user alone, whose all names are then.
         if options.machine:
             self.fleet.owners.keep_in(directory)
-        self._gpus = gpu_collector(self.fleet, self._passes, settings)
+        self._gpus = gpu_collector(self.fleet, settings)
         site = Site(
             self.fleet,
-            self._passes,
             machine=options.machine,
             external_address=options.external_address,
             is_stuck=self._is_stuck,
@@ -159,9 +146,7 @@ class Daemon:
             machine = socket.gethostname()
             instance = options.external_address or f"{machine}:{self._server.server_port}"
             try:
-                self._pusher = open_pusher(
-                    self.fleet, self._passes, options.otlp, instance, machine
-                )
+                self._pusher = open_pusher(self.fleet, options.otlp, instance, machine)
             except DaemonError:
                 self._server.server_close()
                 raise
@@ -189,7 +174,7 @@ class Daemon:
     def info(self, pid: int) -> DaemonInfo:
         """Return what the lock file says about this daemon, which runs as ``pid``."""
         settings = self._settings
-        places = ring_directories(settings.ring_dir, settings.runtime_dir)
+        places = runtime.ring_directories(settings.ring_dir, settings.runtime_dir)
         return DaemonInfo(
             pid=pid,
             scheme=self._scheme,
@@ -228,10 +213,7 @@ class Daemon:
         return "" if self.wants_token or self._server.asks_who else OPEN_TO_ALL
 
     def run(self, lock: DaemonLock) -> None:
-        """Serve until a signal ends it, or until idle; then let go of everything.
-
-        Args:
-            lock: The lock that makes this the one daemon; given back at the end.
+        """Serve until a signal ends it, or until idle; then let go of everything, of the lock last.
 
         Raises:
             DaemonError: If a part of the daemon died: better no page than a frozen one.
@@ -244,10 +226,9 @@ class Daemon:
         # A daemon thread: where the loop ends by an error, it must not keep the process alive.
         listener = threading.Thread(target=self._server.serve_forever, daemon=True)
         listener.start()
-        if self._gpus is not None:
-            self._gpus.start()
-        if self._pusher is not None:
-            self._pusher.start()
+        collectors = [each for each in (self._gpus, self._pusher) if each is not None]
+        for collector in collectors:
+            collector.start()
         was_to_end = False
         try:
             was_to_end = self._loop(lock, listener)
@@ -256,10 +237,8 @@ class Daemon:
             self._server.shutdown()
             self._server.server_close()
             self._watcher.close()
-            if self._gpus is not None:
-                self._gpus.stop()
-            if self._pusher is not None:
-                self._pusher.stop()
+            for collector in collectors:
+                collector.stop()
             self.fleet.owners.save()
             if self._announcement is not None:
                 self._announcement.retract()
@@ -277,7 +256,7 @@ class Daemon:
         self._polled_at = time.monotonic()
         # A scrape reads the passes under this lock, from a thread of the server.
         with self.fleet.lock:
-            self._passes["rings"] = CollectorPass(success, self._polled_at - started)
+            self.fleet.passes["rings"] = CollectorPass(success, self._polled_at - started)
         if self._polled_at - self._marked_at > MARK_SECONDS:
             self._mark_read()
             self._announce()
@@ -293,7 +272,7 @@ class Daemon:
 
     def _announce(self) -> None:
         """Announce the daemon of a machine to all users, again where somebody has emptied the place."""
-        place = announcement_path(self._settings.ring_dir)
+        place = runtime.announcement_path(self._settings.ring_dir)
         # What another daemon has put there since is left alone: one of the two is announced.
         if not self._options.machine or (self._announcement and os.path.lexists(place)):
             return
@@ -376,16 +355,13 @@ def is_of_own_user(signal_info: signal.struct_siginfo) -> bool:
 def serve(settings: Settings, options: DaemonOptions, lock_fd: int | None = None) -> None:
     """Be the daemon, in this process or, for the launcher, in a detached child.
 
-    Args:
-        settings: The checked settings.
-        options: Wishes that are no settings.
-        lock_fd: Descriptor of the lock that the launcher took. Then the daemon detaches as
-            soon as it listens, and this process exits with 0.
+    The launcher gives the descriptor of the lock that it took. Then the daemon detaches as soon as
+    it listens, and this process exits with 0.
 
     Raises:
         DaemonError: If it cannot start, or a part of it died.
     """
-    directory = runtime_directory(settings.runtime_dir)
+    directory = runtime.runtime_directory(settings.runtime_dir)
     lock = _lock(directory, lock_fd)
     daemon = Daemon(settings, options)
     # Before the lock file says whom to end: whoever reads it may do so at once.
@@ -433,7 +409,7 @@ def _directories(settings: Settings, options: DaemonOptions) -> Callable[[], Ite
     if options.machine and not settings.ring_dir:
         check_may_tidy_all()
         return MachineDirectories(settings.runtime_dir)
-    places = ring_directories(settings.ring_dir, settings.runtime_dir)
+    places = runtime.ring_directories(settings.ring_dir, settings.runtime_dir)
     return lambda: places
 
 

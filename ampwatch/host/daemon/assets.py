@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import logging
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,23 +33,18 @@ CONTENT_TYPES = {
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
 class Asset:
-    """Something to serve that never changes, made when it is first asked for.
+    """Something to serve that never changes, made when it is first asked for."""
 
-    Args:
-        make: Returns the content.
-        content_type: Its media type.
-    """
-
-    def __init__(self, make: Callable[[], bytes], content_type: str) -> None:
-        self.content_type = content_type
-        self._make = make
+    make: Callable[[], bytes]
+    content_type: str
 
     @cached_property
     def packed(self) -> bytes:
         """The content, gzipped once: a fourth of it."""
         # Without the time of packing, so that the entity tag is the same after a restart.
-        return gzip.compress(self._make(), mtime=0)
+        return gzip.compress(self.make(), mtime=0)
 
     @cached_property
     def etag(self) -> str:

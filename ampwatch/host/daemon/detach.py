@@ -38,11 +38,7 @@ class BoundedLog(logging.StreamHandler):  # type: ignore[type-arg] # not before 
 
 
 def cut(descriptor: int) -> None:
-    """Cut a log that has grown too large down to its end; a pipe or terminal has no size.
-
-    Args:
-        descriptor: Of the file, open for reading and appending.
-    """
+    """Cut a log, open for reading and appending, down to its end if it is too large; a pipe has no size."""
     size = os.fstat(descriptor).st_size
     if size > MAX_LOG:
         end = os.pread(descriptor, KEPT_LOG, size - KEPT_LOG)

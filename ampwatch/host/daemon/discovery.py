@@ -17,13 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ampwatch import runtime
 from ampwatch.errors import DaemonError
-from ampwatch.runtime import (
-    RING_SUFFIX,
-    is_of_its_user,
-    ring_directories,
-    search_ring_directories,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -82,8 +77,7 @@ def find_rings(directories: Iterable[Path], *, any_user: bool) -> FoundRings:
         directories: Where rings may be; those that do not exist are passed over.
         any_user: Take directories of every user, else of the effective user alone.
 
-    Cost:
-        A listing of each directory, of ``MAX_ENTRIES`` at most, and one ``stat`` for each ring.
+    Cost: A listing of each directory, of ``MAX_ENTRIES`` at most, and one ``stat`` for each ring.
     """
     found = FoundRings({}, {})
     for directory in directories:
@@ -147,7 +141,7 @@ def _ring_files(directory: int) -> Iterator[tuple[str, os.stat_result]]:
     # By the descriptor, not by the path: the directory cannot be exchanged in between.
     with os.scandir(directory) as entries:
         for entry in islice(entries, MAX_ENTRIES):
-            if entry.name.endswith(RING_SUFFIX):
+            if entry.name.endswith(runtime.RING_SUFFIX):
                 with suppress(FileNotFoundError):  # its run ended just now
                     yield entry.name, entry.stat(follow_symlinks=False)
 
@@ -165,7 +159,6 @@ class MachineDirectories:
     one goes on from there; directories that are known do not wait for that.
 
     Args:
-        runtime_dir: The setting ``runtime_dir``.
         clock: Monotonic time. Unit: s.
     """
 
@@ -179,27 +172,23 @@ class MachineDirectories:
     def __call__(self) -> list[Path]:
         """Return where rings may be: those of others that are known, and this daemon's own.
 
-        Cost:
-            ``MAX_ENTRIES`` entries read at most, and an ``lstat`` for each whose name fits.
+        Cost: ``MAX_ENTRIES`` entries read at most, and an ``lstat`` for each whose name fits.
         """
         now = self._clock()
         if self._search is None and now >= self._next:
-            self._search = search_ring_directories()
+            self._search = runtime.search_ring_directories()
         if self._search is not None:
             read = list(islice(self._search, MAX_ENTRIES))
             self._known.update(path for path in read if path is not None)
             if len(read) < MAX_ENTRIES:
                 self._search, self._next = None, now + REFRESH_SECONDS
-        own = ring_directories("", self._runtime_dir)
-        self._known = {path for path in self._known.difference(own) if is_of_its_user(path)}
+        own = runtime.ring_directories("", self._runtime_dir)
+        self._known = {path for path in self._known.difference(own) if runtime.is_of_its_user(path)}
         return [*sorted(self._known), *own]
 
 
 def check_may_tidy_all(status: Path = Path("/proc/self/status")) -> None:
     """Check that this process may read the private files of every user, and remove them.
-
-    Args:
-        status: The file in which the kernel lists the capabilities of the process.
 
     Raises:
         DaemonError: If it may not.

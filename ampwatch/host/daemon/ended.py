@@ -59,7 +59,6 @@ class File(NamedTuple):
     """A file as it was when it was listed.
 
     Attributes:
-        path: Where it is.
         written_ns: When it was written, as Unix time. Unit: ns.
         size: Unit: B.
     """
@@ -73,7 +72,6 @@ class Ended(NamedTuple):
     """A run of the list.
 
     Attributes:
-        row: What the list says of it.
         ranks: The processes that wrote its reports.
         files: The files, with other runs in them where these started at nearly the same time.
     """
@@ -104,12 +102,8 @@ class EndedRuns:
 
     Args:
         fleet: What the daemon shows: a run in it that still goes on has not ended.
-        report_dir: The setting.
         refusal: Returns why reports are not shown, empty if they are.
         clock: Unix time. Unit: s.
-
-    Attributes:
-        refusal: Returns why reports are not shown, empty if they are.
 
     Cost:
         The first list takes some ms for each report, a later one some us for each that has not changed.
@@ -138,18 +132,15 @@ class EndedRuns:
             return ""
 
     def listing(self, picked: Sequence[str] = ()) -> Listing:
-        """Return the list as it is now, and the runs of these keys.
-
-        Args:
-            picked: Keys of rows.
-        """
+        """Return the list as it is now, and the runs of these keys."""
         found, num_left_out = self._found()
         wait = self._fleet.priority.step_aside
         self._known = {
             group: self._known.get(group) or _ended(group, wait)
             for group in _started_together(found)
         }
-        live = self._live()
+        with self._fleet.lock:
+            live = {rank.identity for rank in self._fleet.ranks() if not rank.ended}
         ended = [
             each
             for runs, _ in self._known.values()
@@ -188,10 +179,6 @@ class EndedRuns:
                 break
             kept.append(file)
         return kept, len(found) - len(kept)
-
-    def _live(self) -> set[RunIdentity]:
-        with self._fleet.lock:
-            return {rank.identity for rank in self._fleet.ranks() if not rank.ended}
 
 
 def _started_together(found: Iterable[File]) -> Iterator[tuple[File, ...]]:

@@ -57,16 +57,7 @@ def parse_address(text: str) -> tuple[str, str | None] | None:
 
 
 class Handler:
-    """One request, as h11 has read it.
-
-    Args:
-        request: The request.
-        server: Where it has come to.
-
-    Attributes:
-        is_head: No body is wanted.
-        takes_gzip: The client takes a body that is gzipped.
-    """
+    """One request, as h11 has read it."""
 
     def __init__(self, request: h11.Request, server: Server) -> None:
         self._server = server

@@ -47,15 +47,9 @@ def find_leftovers(
     run: str | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Leftovers:
-    """Read the rings and the reports of this user on this machine.
+    """Read the rings and the reports of this user on this machine, of one run or of all.
 
-    Args:
-        settings: Where they are.
-        run: Name of the run; of all runs if ``None``.
-        clock: Unix time. Unit: s.
-
-    Cost:
-        0.1 s for each ring and some ms for each report.
+    Cost: 0.1 s for each ring and some ms for each report.
     """
     problems: list[str] = []
     found = {box.identity: box for box in _on_disk(settings, run, problems)}
@@ -80,8 +74,9 @@ def find_leftovers(
             box.reason = VANISHED
     # The ring goes over the report: it was written until the end, the report until a finding.
     for identity, box in in_rings.items():
-        known = found.get(identity)
-        found[identity] = box if known is None else _together(known, box)
+        found[identity] = joined(found[identity], box) if identity in found else box
+        if not box.has_ended:
+            found[identity].reason = box.reason  # how it goes the ring knows better
     boxes = sorted(found.values(), key=lambda box: (box.identity.started_ns, box.identity.rank))
     return Leftovers(boxes, problems)
 
@@ -92,27 +87,23 @@ def read_path(path: Path) -> list[Box]:
     Raises:
         ReportError: If there is none that can be read.
     """
-    boxes = _read_path(path)
-    for box in boxes:
-        if box.state is RunState.RUNNING and not box.reason:
-            box.reason = WAS_RUNNING
-    return boxes
-
-
-def _read_path(path: Path) -> list[Box]:
     if path.is_dir():
         inside = [p for p in sorted(path.rglob(f"*{files.SUFFIX}")) if not p.name.startswith(".")]
         boxes = [box for each in inside for box in files.read(each)]
         if not boxes:
             msg = f"expected reports in the directory {str(path)!r}, found none"
             raise ReportError(msg)
-        return boxes
-    try:
-        return [read_ring(path, "report", _EVERYTHING).box]
-    except RingError as refusal:
-        if path.suffix == RING_SUFFIX:  # of another release, or damaged
-            raise ReportError(str(refusal)) from None
-        return files.read(path)
+    else:
+        try:
+            boxes = [read_ring(path, "report", _EVERYTHING).box]
+        except RingError as refusal:
+            if path.suffix == RING_SUFFIX:  # of another release, or damaged
+                raise ReportError(str(refusal)) from None
+            boxes = files.read(path)
+    for box in boxes:
+        if box.state is RunState.RUNNING and not box.reason:
+            box.reason = WAS_RUNNING
+    return boxes
 
 
 _EVERYTHING = 4096
@@ -127,25 +118,11 @@ def jobs(boxes: Iterable[Box]) -> list[list[Box]]:
 
 
 def is_silent(box: Box, now: float, stale_seconds: float) -> bool:
-    """Return whether the newest step is long enough ago that the process may hang.
-
-    Args:
-        box: A process that is alive.
-        now: Unix time. Unit: s.
-        stale_seconds: The setting.
-    """
+    """Return whether a process that is alive may hang, as its newest step is long before Unix time ``now`` in s."""
     silence = now - box.last_ns / 1e9
     known = [s.duration_s for s in box.steps[-32:] if s.duration_s > 0]
     usual = statistics.median(known) if known else 0.0
     return silence > stale_seconds and silence > STALE_STEPS * usual
-
-
-def _together(known: Box, ring: Box) -> Box:
-    """Return what disk and ring say; how it goes the ring knows better."""
-    both = joined(known, ring)
-    if not ring.has_ended:
-        both.reason = ring.reason
-    return both
 
 
 def _on_disk(settings: Settings, run: str | None, problems: list[str]) -> Iterable[Box]:

@@ -133,12 +133,7 @@ logger = logging.getLogger(__name__)
 
 
 class TokenBucket:
-    """Allows a request an interval, and bursts, over all clients.
-
-    Args:
-        limit: How often.
-        clock: Monotonic time. Unit: s.
-    """
+    """Allows a request an interval, and bursts, over all clients; its clock is monotonic, in s."""
 
     def __init__(self, limit: RateLimit, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit = limit
@@ -185,13 +180,9 @@ class Protection:
         self._use(web, None)
 
     def refresh(self, *, force: bool = False) -> None:
-        """Read the files again if they have changed.
+        """Read the files again if they have changed, with ``force`` in any case.
 
-        Args:
-            force: Read them in any case.
-
-        Cost:
-            A ``stat`` of each file: some microseconds.
+        Cost: A ``stat`` of each file: some microseconds.
         """
         with self._guard:
             web = self.web

@@ -27,7 +27,8 @@ NAME = "otlp"
 
 BASE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 SIGNAL = "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
-"""The standard variables of where to send: ``/v1/metrics`` is added to the first."""
+PATH = "/v1/metrics"
+"""The standard variables of where to send, and what is added to the first."""
 
 DEFAULT_BASE = "http://localhost:4318"
 """Where a collector listens, by the specification."""
@@ -35,8 +36,6 @@ DEFAULT_BASE = "http://localhost:4318"
 INTERVAL = "OTEL_METRIC_EXPORT_INTERVAL"
 DEFAULT_INTERVAL_SECONDS = 60.0
 """The standard variable of the time between two pushes, in ms, and what holds without it. Unit: s."""
-
-PATH = "/v1/metrics"
 
 LOGS_SIGNAL = "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT"
 LOGS_EXPORTER = "OTEL_LOGS_EXPORTER"
@@ -59,8 +58,7 @@ class Pusher:
     """Sends at every interval, from a thread of its own.
 
     Args:
-        fleet: Its lock guards ``passes``.
-        passes: Where it is noted how a push of the first outlet went.
+        fleet: Where it is noted how a push of the first outlet went.
         outlets: What sends, one after the other until one of them fails.
         interval_seconds: Time between the beginnings of two pushes. Unit: s.
         clock: A clock that never goes back. Unit: s.
@@ -69,13 +67,11 @@ class Pusher:
     def __init__(
         self,
         fleet: Fleet,
-        passes: dict[str, CollectorPass],
         outlets: Sequence[Outlet],
         interval_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fleet = fleet
-        self._passes = passes
         self._outlets = outlets
         self._interval_seconds = interval_seconds
         self._clock = clock
@@ -106,7 +102,7 @@ class Pusher:
         metrics, *others = self._outlets
         is_sent = self._push(metrics)
         with self._fleet.lock:
-            self._passes[NAME] = CollectorPass(is_sent, self._clock() - begin)
+            self._fleet.passes[NAME] = CollectorPass(is_sent, self._clock() - begin)
         # Events have no pass of their own: a receiver that takes metrics alone is none that fails.
         if is_sent:
             for outlet in others:
@@ -194,23 +190,16 @@ class Outlet:
         self._logger.removeFilter(self._reasons)
 
 
-def open_pusher(
-    fleet: Fleet, passes: dict[str, CollectorPass], url: str, instance: str, host: str
-) -> Pusher:
+def open_pusher(fleet: Fleet, url: str, instance: str, host: str) -> Pusher:
     """Return what pushes the metrics and findings of ``fleet``, not yet started.
 
-    Args:
-        fleet: What is exported.
-        passes: The newest pass of each of the daemon's collectors, by name.
-        url: Base address of the receiver; empty for what the standard variables say.
-        instance: ``host:port`` of this daemon.
-        host: Name of this machine.
+    It sends to the base address ``url``, or where the standard variables say if that is empty, as the
+    daemon at ``instance`` (``host:port``) on the machine ``host``.
 
     Raises:
         DaemonError: If the packages are not there, or a wish makes no sense.
     """
-    endpoint = endpoint_of(url, os.environ)
-    logs = logs_endpoint_of(url, endpoint, os.environ)
+    endpoint, logs = endpoints_of(url, os.environ)
     interval_seconds = interval_of(os.environ)
     try:
         otlp = import_module("ampwatch.host.metrics.otlp")
@@ -220,7 +209,7 @@ def open_pusher(
         msg = f"`--otlp`: expected the packages of OpenTelemetry, found no {error.name!r}; pip install 'ampwatch[otlp]'"
         raise DaemonError(msg) from error
     sender = otlp.resource(instance, host)
-    snapshots = otlp.Snapshots(fleet, passes, sender, time.time_ns)
+    snapshots = otlp.Snapshots(fleet, sender, time.time_ns)
     events = otlp.FindingEvents(fleet, sender, time.time_ns)
     try:
         exporter = for_metrics(endpoint, max_export_batch_size=MAX_POINTS)
@@ -232,40 +221,28 @@ def open_pusher(
         # A certificate that cannot be read, a compression that is none.
         msg = f"`--otlp`: expected variables OTEL_EXPORTER_OTLP_* that can be used, got {error}"
         raise DaemonError(msg) from error
-    return Pusher(fleet, passes, outlets, interval_seconds)
+    return Pusher(fleet, outlets, interval_seconds)
 
 
-def endpoint_of(url: str, environment: Mapping[str, str]) -> str:
-    """Return the address to post to.
+def endpoints_of(url: str, environment: Mapping[str, str]) -> tuple[str, str]:
+    """Return the address to post metrics to, and that of events; empty if none are wanted, or it is not known.
 
     Args:
         url: Base address, or the whole one that ends in ``/v1/metrics``; empty if not given.
         environment: Holds the standard variables, which are asked without it.
 
     Raises:
-        DaemonError: If it is no address of HTTP.
+        DaemonError: If one is no address of HTTP.
     """
     whole = environment.get(SIGNAL, "") if not url else ""
     base = url or environment.get(BASE, "") or DEFAULT_BASE
-    return _checked(whole or (base if base.endswith(PATH) else base.rstrip("/") + PATH))
-
-
-def logs_endpoint_of(url: str, endpoint: str, environment: Mapping[str, str]) -> str:
-    """Return the address to post events to; empty if none are wanted, or it is not known.
-
-    Args:
-        url: Base address that was given; empty if none was.
-        endpoint: That of the metrics, beside which it is.
-        environment: Holds the standard variables.
-
-    Raises:
-        DaemonError: If it is no address of HTTP.
-    """
+    endpoint = _checked(whole or (base if base.endswith(PATH) else base.rstrip("/") + PATH))
     if environment.get(LOGS_EXPORTER, "").strip().lower() == "none":
-        return ""
+        return endpoint, ""
     if not url and environment.get(LOGS_SIGNAL):
-        return _checked(environment[LOGS_SIGNAL])
-    return endpoint.removesuffix(PATH) + LOGS_PATH if endpoint.endswith(PATH) else ""
+        return endpoint, _checked(environment[LOGS_SIGNAL])
+    beside = endpoint.removesuffix(PATH) + LOGS_PATH
+    return endpoint, beside if endpoint.endswith(PATH) else ""
 
 
 def _checked(endpoint: str) -> str:

@@ -1,7 +1,7 @@
 """The listening socket: binding, TLS, and bounds on how many clients for how long.
 
 One thread waits for all connections, so that an idle one costs its descriptor and some kB. A whole
-request is answered in the thread of its kind (`lanes.py`): no client, and no kind of answer, keeps
+request is answered in the thread of its kind (`Lane`): no client, and no kind of answer, keeps
 a scrape waiting.
 """
 
@@ -30,14 +30,13 @@ import h11
 
 from ampwatch.errors import DaemonError
 from ampwatch.host.daemon.handler import Handler, head, refused
-from ampwatch.host.daemon.lanes import Lane
 from ampwatch.host.daemon.protection import Protection
 from ampwatch.host.daemon.site import LANES, sentence
 from ampwatch.host.daemon.stream import CHUNK, Stream
 from ampwatch.wire.rendezvous.port_owner import port_owner
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine, Hashable
 
     from ampwatch.host.daemon.access import Access
     from ampwatch.host.daemon.site import Response, Site
@@ -45,6 +44,8 @@ if TYPE_CHECKING:
 
     Client = asyncio.Task[None]
     """The task that serves one."""
+
+    _Job = tuple[Hashable, Callable[[], Any], Future[Any]]
 
 _T = TypeVar("_T")
 
@@ -82,26 +83,78 @@ Kubernetes): no page elsewhere can have one of these."""
 logger = logging.getLogger(__name__)
 
 
+class Lane:
+    """Does one job after another in a thread of its own. It is asked from one thread.
+
+    There is one for each kind of answer, so that none waits for another kind. What many ask for
+    at the same time is made once for all of them.
+
+    Args:
+        max_waiting: Jobs that may wait; the next one is refused.
+    """
+
+    def __init__(self, name: str, max_waiting: int) -> None:
+        self._name = name
+        self._max_waiting = max_waiting
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._waiting: dict[Hashable, Future[Any]] = {}
+
+    def start(self) -> None:
+        """Start the thread: once, and after the process has forked."""
+        # A daemon thread: a job that hangs must not keep a process alive that has to end.
+        threading.Thread(target=self._run, name=f"ampwatch-{self._name}", daemon=True).start()
+
+    def ask(self, job: Callable[[], Any], key: Hashable = None) -> Future[Any]:
+        """Return the future result of ``job``.
+
+        Jobs of one key have the same result. Those that wait are done once; one that has begun is
+        not joined, as it may miss what has happened since.
+
+        Raises:
+            queue.Full: If too many wait already.
+        """
+        if key is not None and (shared := self._waiting.get(key)) is not None:
+            return shared
+        if self._jobs.qsize() >= self._max_waiting:
+            raise queue.Full
+        future: Future[Any] = Future()
+        if key is not None:
+            self._waiting[key] = future
+        self._jobs.put((key, job, future))
+        return future
+
+    def close(self) -> None:
+        """End the thread after the jobs that wait."""
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (taken := self._jobs.get()) is not None:
+            key, job, future = taken
+            self._waiting.pop(key, None)
+            # From here on it cannot be cancelled: others may have joined it.
+            future.set_running_or_notify_cancel()
+            try:
+                result = job()
+            except BaseException as error:  # noqa: BLE001 - it is raised where the result is waited for
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+
 class Server:
     """Serves a site.
 
     Args:
         host: Name or address to listen on.
         port: Port to listen on, 0 for any free one.
-        site: What to serve.
-        web: How to protect it.
         more_hosts: Names to be known by besides its own, where names are checked.
-        access: Who may read.
 
     Raises:
         DaemonError: If it cannot listen there.
 
     Attributes:
-        site: What is served.
         protection: How it is protected; it follows its file.
-        server_port: The port that it listens on.
         is_loopback: Only this machine can connect.
-        is_tls: Connections are TLS.
         allowed_hosts: The names that clients may come by, where names are checked.
     """
 
@@ -341,7 +394,7 @@ class Server:
             if chunks is not None and not is_head:
                 # A page stays open for days: its time starts anew with each chunk.
                 following = partial(next, chunks, None)
-                while (chunk := await self._in_lane(response.lane, following)) is not None:
+                while (chunk := await self._in_lane("page", following)) is not None:
                     await self._send(stream, http.send(h11.Data(data=chunk)))
                     await asyncio.sleep(response.pause_seconds)
             await self._send(stream, http.send(h11.EndOfMessage()))

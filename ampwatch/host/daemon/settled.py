@@ -10,12 +10,13 @@ import os
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ampwatch.host.daemon.discovery import Signature, opened_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from ampwatch.wire.records import RunIdentity
@@ -37,7 +38,6 @@ class Settled:
     """A file that is not read any more.
 
     Attributes:
-        signature: The file.
         remove_after: Unix time from which it is removed. Unit: s.
         problem: Why it cannot be read or removed, if so.
         was_read: It was a ring.
@@ -112,12 +112,7 @@ def remove(path: Path, signature: Signature) -> str:
         Why it is still there, empty if it is not.
     """
     try:
-        # Both by the descriptor of one directory: between a check and an unlink by path, somebody
-        # could put a link in place of the directory, and root would remove a file elsewhere.
-        with opened_directory(path.parent) as directory:
-            status = os.stat(path.name, dir_fd=directory, follow_symlinks=False)
-            if Signature.of(status).is_same_file(signature):
-                os.unlink(path.name, dir_fd=directory)
+        _on_same(path, signature, os.unlink)
     except FileNotFoundError:
         return ""
     except OSError as error:
@@ -131,11 +126,19 @@ def date(path: Path, signature: Signature) -> None:
     That daemon shows the run for as long as this one does. Where it cannot be done, only the
     records say when that was.
     """
-    with suppress(OSError), opened_directory(path.parent) as directory:
+    with suppress(OSError):
+        # Now, and no other time: that takes the right to write the file, not to own it.
+        _on_same(path, signature, partial(os.utime, follow_symlinks=False))
+
+
+def _on_same(path: Path, signature: Signature, act: Callable[..., None]) -> None:
+    """Do something to the very file of ``signature``, unless another one took its place."""
+    # Both by the descriptor of one directory: between a check and an unlink by path, somebody
+    # could put a link in place of the directory, and root would remove a file elsewhere.
+    with opened_directory(path.parent) as directory:
         status = os.stat(path.name, dir_fd=directory, follow_symlinks=False)
         if Signature.of(status).is_same_file(signature):
-            # Now, and no other time: that takes the right to write the file, not to own it.
-            os.utime(path.name, dir_fd=directory, follow_symlinks=False)
+            act(path.name, dir_fd=directory)
 
 
 def _room(directory: Path) -> float:

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
     from ampwatch.host.fleet import Fleet
-    from ampwatch.host.fleet.fleet import CollectorPass
 
 SERVICE = "ampwatch"
 
@@ -84,11 +83,8 @@ class Request:
 
     Attributes:
         path: Without the query.
-        query: Values by name.
-        accept: The ``Accept`` header.
         known_etag: The ``If-None-Match`` header.
         address: ``host:port`` that the client reached the daemon by.
-        takes_gzip: The client takes a body that is gzipped.
     """
 
     path: str
@@ -105,12 +101,7 @@ class Response:
 
     Attributes:
         body: The content, gzipped if ``packed``.
-        content_type: Its media type.
-        status: Status code.
-        headers: Further headers.
-        packed: The body is gzipped already.
         stream: Instead of a body, chunks that go on until the client leaves. To be closed.
-        lane: The kind of answer that each of these chunks is.
         pause_seconds: Time between two chunks.
     """
 
@@ -120,7 +111,6 @@ class Response:
     headers: Mapping[str, str] = field(default_factory=dict)
     packed: bool = False
     stream: Generator[bytes, None, None] | None = None
-    lane: str = "page"
     pause_seconds: float = 0.0
 
 
@@ -139,12 +129,8 @@ class Site:
     """The routes.
 
     Args:
-        fleet: What is shown.
-        passes: The newest pass of each of the daemon's collectors, by name.
-        machine: The daemon reads every user's rings.
         external_address: ``host:port`` for ``/sd``; where the client came to if empty.
         is_stuck: Returns whether the daemon has stopped reading rings.
-        https: The connections are TLS.
         external_url: Address by which others open the page; empty if nobody gave one.
         ended: The runs that have ended, ``None`` to show none.
 
@@ -156,7 +142,6 @@ class Site:
     def __init__(
         self,
         fleet: Fleet,
-        passes: Mapping[str, CollectorPass],
         *,
         machine: bool = False,
         external_address: str = "",
@@ -167,7 +152,7 @@ class Site:
     ) -> None:
         self.scope = "machine" if machine else "user"
         self._fleet = fleet
-        self._exporter = PrometheusExporter(fleet, passes)
+        self._exporter = PrometheusExporter(fleet)
         self._ended = ended or EndedRuns(fleet, "", refusal=lambda: NO_REPORTS)
         self._feed = Feed(fleet, lists_ended=lambda: not self._ended.refusal())
         self._broadcast = Broadcast(self._feed)
@@ -409,5 +394,4 @@ def _all_asked(query: Mapping[str, list[str]], name: str) -> list[str]:
 
 def _asked(query: Mapping[str, list[str]], name: str) -> str | None:
     """Return a name that is asked for, as far as one can be that long; ``None`` without one."""
-    values = query.get(name)
-    return None if values is None else values[0][:MAX_ASKED]
+    return next(iter(_all_asked(query, name)), None)

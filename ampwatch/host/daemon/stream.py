@@ -24,13 +24,7 @@ MAX_LINGER = 1 << 18
 
 
 class Stream:
-    """A connection that was accepted.
-
-    Args:
-        accepted: Its socket.
-        address: Where it comes from.
-        context: For TLS, which is agreed on while the first bytes are received; ``None`` without.
-    """
+    """A connection that was accepted; TLS, if any, is agreed on while the first bytes are received."""
 
     def __init__(
         self, accepted: socket.socket, address: Any, context: ssl.SSLContext | None = None

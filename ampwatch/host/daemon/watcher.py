@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from ampwatch.host.fleet import Fleet
     from ampwatch.settings import Settings
-    from ampwatch.wire.records import Record, RunIdentity
+    from ampwatch.wire.records import RunIdentity
 
 
 MAX_READING_SECONDS = 1.0
@@ -72,13 +72,11 @@ class RingWatcher:
     """Keeps the fleet up to date with the rings on this machine.
 
     Args:
-        fleet: Where the records go.
         directories: Returns where rings may be, each time anew.
         grace_seconds: A run that was over for longer when its ring was found is not shown, if a daemon
             was there at its end.
         read_until_ns: When the daemon before this one has read the rings last, as Unix time; infinite if
             that is not known. Unit: ns.
-        any_user: Read every user's rings.
         leftovers: Where the reports go that processes have not written, and how many; ``None`` to write none.
         clock: Unix time. Unit: s.
         stopwatch: Monotonic time. Unit: s.
@@ -120,8 +118,7 @@ class RingWatcher:
         Returns:
             Whether all directories and files could be read.
 
-        Cost:
-            For a ring at rest an ``lstat``, a lock query and a read of its header.
+        Cost: For a ring at rest an ``lstat``, a lock query and a read of its header.
         """
         found = find_rings(self._directories(), any_user=self._any_user)
         spent: defaultdict[int, float] = defaultdict(float)
@@ -172,7 +169,9 @@ class RingWatcher:
             reader.close()
             return False
         if seems_dead:
-            self._forget_death(path, reader.identity)
+            # Taken for dead: its ring is read from the oldest record again, as after a start of the daemon.
+            self._fleet.forget(str(path))
+            self._forget_report(reader.identity)
         self._settled.pop(path, None)
         self._followed[path] = _Followed(reader, signature, signature.modified_ns)
         self._release(predecessors(self._settled, path.parent, reader.identity))
@@ -181,13 +180,7 @@ class RingWatcher:
     def _read_in_turn(
         self, path: Path, signature: Signature | None, spent: dict[int, float]
     ) -> None:
-        """Read ``path``, unless its user has had a share of this poll already.
-
-        Args:
-            path: A ring that is followed.
-            signature: Its file; ``None`` if that is gone.
-            spent: Time that reading took in this poll, by user.
-        """
+        """Read ``path``, unless its user has had a share of this poll already."""
         ring = self._followed[path]
         uid = ring.reader.uid
         if spent[uid] >= MAX_READING_SECONDS:
@@ -210,7 +203,17 @@ class RingWatcher:
         is_recent = self._clock() - ended_at <= self._grace_seconds
         try:
             if alive or ring.is_shown or is_recent:
-                self._show(path, ring, records, alive=alive, ended_at=ended_at)
+                ring.is_shown = True
+                self._fleet.apply(
+                    str(path),
+                    ring.reader.identity,
+                    records,
+                    alive=alive,
+                    lost=ring.reader.lost,
+                    dropped=ring.reader.dropped,
+                    writer=Writer(ring.reader.writer_pid, ring.reader.uid),
+                    ended_at=ended_at,
+                )
         except Exception as error:
             # A boundary: records come from another process, of any release, and folding them can
             # fail in any way. One ring must not end the page of all others. Logged once, shown always.
@@ -253,12 +256,6 @@ class RingWatcher:
         except OSError as error:
             logger.warning("the report of run %s cannot be removed: %s", identity.run, error)
 
-    def _forget_death(self, path: Path, identity: RunIdentity) -> None:
-        """Begin anew with a writer that was taken for dead."""
-        # Its ring is read from the oldest record again, as after a start of the daemon.
-        self._fleet.forget(str(path))
-        self._forget_report(identity)
-
     def _detect_silence(self, path: Path, ring: _Followed) -> None:
         """Write the report when a writer that lives falls silent, and remove it when it goes on."""
         is_silent = self._fleet.state_of(str(path)) is RunState.STALE
@@ -276,27 +273,6 @@ class RingWatcher:
         """
         now = self._clock()
         return now if ring.is_news else min(now, ring.last_ns / 1e9)
-
-    def _show(
-        self,
-        path: Path,
-        ring: _Followed,
-        records: Iterable[Record],
-        *,
-        alive: bool,
-        ended_at: float,
-    ) -> None:
-        ring.is_shown = True
-        self._fleet.apply(
-            str(path),
-            ring.reader.identity,
-            records,
-            alive=alive,
-            lost=ring.reader.lost,
-            dropped=ring.reader.dropped,
-            writer=Writer(ring.reader.writer_pid, ring.reader.uid),
-            ended_at=ended_at,
-        )
 
     def _settle(
         self, path: Path, *, remove_after: float, is_over: bool = False, died: bool = False

@@ -39,12 +39,9 @@ class _HardwareShares:
         self._active: deque[tuple[int, float]] = deque()
 
     def observe(self, gpu: Gpu | None, time_ns: int, *, steps: bool) -> None:
-        """Take in the reading of the GPU, once.
+        """Take in the reading of the rank's GPU, once; ``None`` if it has none for itself.
 
-        Args:
-            gpu: The rank's; ``None`` if it has none for itself.
-            time_ns: Unix time of the newest step. Unit: ns.
-            steps: Whether the rank has taken a step when one was due; else all is forgotten.
+        It is of Unix time ``time_ns``. If the rank took no step when one was due, all is forgotten.
         """
         # A pass makes a new ``Gpu``: the same one is a reading that was taken in already.
         if gpu is self._gpu:

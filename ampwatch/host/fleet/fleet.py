@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections import Counter, defaultdict
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,13 +16,12 @@ from ampwatch.host.fleet.compared_views import ViewComparison
 from ampwatch.host.fleet.gpus import Gpus
 from ampwatch.host.fleet.jobs import jobs_of, label
 from ampwatch.host.fleet.owners import NameOwners, user_name
-from ampwatch.host.fleet.priority import Priority
 from ampwatch.host.fleet.rank import RankView
 from ampwatch.host.fleet.stragglers import Stragglers
 from ampwatch.report.verdict import judge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ampwatch.host.fleet.modules import Modules
     from ampwatch.report.verdict import RunVerdict
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 MAX_RANKS = 256
 """Ranks that are exported: of each user as many as of another, those that started first before others."""
+
+MAX_ASIDE_SECONDS = 2.0
+"""Time that work waits at most, all its pieces together: scrapes without end must not stop pages. It has as
+much again once it has worked for as long. Unit: s."""
 
 
 class Writer(NamedTuple):
@@ -57,6 +61,38 @@ class CollectorPass:
     duration_seconds: float
 
 
+class Priority:
+    """Lets long work step aside while something short and urgent is done.
+
+    Two threads of Python that both have work take turns, and the short one takes twice as long.
+    """
+
+    def __init__(self) -> None:
+        self._is_free = threading.Event()
+        self._is_free.set()
+        self._patience = MAX_ASIDE_SECONDS
+        self._at = 0.0
+
+    @contextmanager
+    def first(self) -> Iterator[None]:
+        """Go first; one at a time."""
+        self._is_free.clear()
+        try:
+            yield
+        finally:
+            self._is_free.set()
+
+    def step_aside(self) -> None:
+        """Wait until nothing urgent is under way, between two pieces of work; hold no lock meanwhile."""
+        if self._is_free.is_set():
+            return
+        begin = time.monotonic()
+        self._patience = min(MAX_ASIDE_SECONDS, self._patience + begin - self._at)
+        self._is_free.wait(max(0.0, self._patience))
+        self._at = time.monotonic()
+        self._patience -= self._at - begin
+
+
 class Fleet:
     """One ``RankView`` per ring, under labels that keep the jobs of one name apart (``jobs.py``).
 
@@ -70,9 +106,8 @@ class Fleet:
     Attributes:
         lock: Guards the fleet and every view in it; re-entrant.
         problems: Why a ring cannot be read, by its path.
-        gpus: The GPUs of this machine.
+        passes: The newest pass of each of the daemon's collectors, by name.
         owners: Whose the names of runs are.
-        settings: As the argument.
         priority: Lets scrapes go before work that takes long.
 
     Args:
@@ -84,6 +119,7 @@ class Fleet:
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.time) -> None:
         self.lock = threading.RLock()
         self.problems: dict[str, str] = {}
+        self.passes: dict[str, CollectorPass] = {}
         self.gpus = Gpus()
         self.owners = NameOwners()
         self.priority = Priority()
@@ -182,8 +218,7 @@ class Fleet:
         Returns:
             The ranks of each run, by their number, and the verdict on it.
 
-        Cost:
-            Some 20 us a rank.
+        Cost: Some 20 us a rank.
         """
         with self.lock:
             now = self._clock()
@@ -200,8 +235,7 @@ class Fleet:
     def exported(self) -> list[RankView]:
         """Return the ranks that are exported, by run and rank, judged, with a rank that exports each module.
 
-        Cost:
-            Some 30 us a rank of 100 modules.
+        Cost: Some 30 us a rank of 100 modules.
         """
         # The lock is re-entrant: ``ranks`` takes it again.
         with self.lock:
@@ -262,9 +296,7 @@ def share_modules(ranks: Iterable[RankView], which: str) -> None:
     Ranks that train on copies of one model measure nearly the same of each module: gradients are equal once
     they are reduced, activations alike. Their steps, time and trouble differ, and are never left out.
 
-    Args:
-        ranks: Those of one machine, by run and rank.
-        which: The setting ``module_series_ranks``.
+    The ranks are those of one machine, by run and rank; ``which`` is the setting ``module_series_ranks``.
     """
     # ``groupby`` needs equal runs side by side, which the order of the ranks gives it.
     for _, job in groupby(ranks, key=lambda rank: rank.run):

@@ -14,86 +14,73 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from typing_extensions import Self
+
     from ampwatch.host.fleet.rank import RankView
 
 
-class Reason(str, Enum):
-    """The reason why there is no number; ``OK`` where there is one, or none is to be expected."""
-
-    OK = "ok"
-    WAITING = "waiting"
-    NO_DATA = "no_data"
-    SWITCHED_OFF = "switched_off"
-    NOT_SUPPORTED = "not_supported"
-    NOT_IN_DRIVER = "not_in_driver"
-    NOT_IN_BINDING = "not_in_binding"
-    NO_PERMISSION = "no_permission"
-    NO_DEVICES = "no_devices"
-    LIBRARY_NOT_FOUND = "library_not_found"
-    LIBRARY_UNUSABLE = "library_unusable"
-    DRIVER_NOT_LOADED = "driver_not_loaded"
-    BINDING_NOT_FOUND = "binding_not_found"
-    VERSION_MISMATCH = "version_mismatch"
-    NOT_SHOWN = "not_shown"
-    GPU_LOST = "gpu_lost"
-    RESET_REQUIRED = "reset_required"
-    TIMEOUT = "timeout"
-    ERROR = "error"
-
-    @property
-    def state(self) -> str:
-        """The reason as one of the few words that a dashboard colours."""
-        return _STATES.get(self, "error")
-
-    @property
-    def text(self) -> str:
-        """The reason for a reader, to follow a colon."""
-        return _TEXTS[self]
-
-
-_STATES = {
-    Reason.OK: "supported",
-    Reason.WAITING: "supported",
-    Reason.NO_DATA: "supported",
-    Reason.SWITCHED_OFF: "off",
-    Reason.NO_PERMISSION: "no_permission",
-    **dict.fromkeys(
-        (
-            Reason.NOT_SUPPORTED,
-            Reason.NOT_IN_DRIVER,
-            Reason.NOT_IN_BINDING,
-            Reason.NO_DEVICES,
-            Reason.LIBRARY_NOT_FOUND,
-            Reason.DRIVER_NOT_LOADED,
-        ),
-        "unsupported",
-    ),
-}
-
 CAPABILITY_STATES = ("supported", "unsupported", "no_permission", "off", "error")
-"""The values of the label ``state``."""
+"""The few words that a dashboard colours, values of the label ``state``."""
 
-_TEXTS = {
-    Reason.OK: "it is read",
-    Reason.WAITING: "the first value is on its way",
-    Reason.NO_DATA: "the driver has no value right now",
-    Reason.SWITCHED_OFF: "the settings switch it off",
-    Reason.NOT_SUPPORTED: "this GPU, or the mode it is in, does not have it",
-    Reason.NOT_IN_DRIVER: "this driver is too old for it",
-    Reason.NOT_IN_BINDING: "this release of nvidia-ml-py is too old for it",
-    Reason.NO_PERMISSION: "this user may not ask the driver for it",
-    Reason.NO_DEVICES: "the driver shows no GPU to this process",
-    Reason.LIBRARY_NOT_FOUND: "there is no NVIDIA driver here",
-    Reason.LIBRARY_UNUSABLE: "the NVIDIA driver is here, and libnvidia-ml.so.1, by which it is asked, cannot be loaded",
-    Reason.DRIVER_NOT_LOADED: "the library is there, but the NVIDIA driver is not loaded",
-    Reason.BINDING_NOT_FOUND: "the package nvidia-ml-py, which ampwatch needs, cannot be imported",
-    Reason.VERSION_MISMATCH: "the library and the loaded NVIDIA driver are of different versions",
-    Reason.NOT_SHOWN: "a training computes on it, and NVML does not show it here",
-    Reason.GPU_LOST: "the GPU has fallen off the bus or cannot be reached",
-    Reason.RESET_REQUIRED: "the GPU has to be reset before it can be used again",
-    Reason.TIMEOUT: "the driver does not answer",
-    Reason.ERROR: "the driver reported an error; the log says which",
-}
+
+class Reason(str, Enum):
+    """The reason why there is no number; ``OK`` where there is one, or none is to be expected.
+
+    Attributes:
+        text: The reason for a reader, to follow a colon.
+        state: One of ``CAPABILITY_STATES``.
+    """
+
+    text: str
+    state: str
+
+    def __new__(cls, value: str, text: str, state: str = "error") -> Self:
+        """Make the reason, which is a string like its value."""
+        reason = str.__new__(cls, value)
+        reason._value_, reason.text, reason.state = value, text, state
+        return reason
+
+    OK = "ok", "it is read", "supported"
+    WAITING = "waiting", "the first value is on its way", "supported"
+    NO_DATA = "no_data", "the driver has no value right now", "supported"
+    SWITCHED_OFF = "switched_off", "the settings switch it off", "off"
+    NOT_SUPPORTED = (
+        "not_supported",
+        "this GPU, or the mode it is in, does not have it",
+        "unsupported",
+    )
+    NOT_IN_DRIVER = "not_in_driver", "this driver is too old for it", "unsupported"
+    NOT_IN_BINDING = (
+        "not_in_binding",
+        "this release of nvidia-ml-py is too old for it",
+        "unsupported",
+    )
+    NO_PERMISSION = "no_permission", "this user may not ask the driver for it", "no_permission"
+    NO_DEVICES = "no_devices", "the driver shows no GPU to this process", "unsupported"
+    LIBRARY_NOT_FOUND = "library_not_found", "there is no NVIDIA driver here", "unsupported"
+    LIBRARY_UNUSABLE = (
+        "library_unusable",
+        "the NVIDIA driver is here, and libnvidia-ml.so.1, by which it is asked, cannot be loaded",
+    )
+    DRIVER_NOT_LOADED = (
+        "driver_not_loaded",
+        "the library is there, but the NVIDIA driver is not loaded",
+        "unsupported",
+    )
+    BINDING_NOT_FOUND = (
+        "binding_not_found",
+        "the package nvidia-ml-py, which ampwatch needs, cannot be imported",
+    )
+    VERSION_MISMATCH = (
+        "version_mismatch",
+        "the library and the loaded NVIDIA driver are of different versions",
+    )
+    NOT_SHOWN = "not_shown", "a training computes on it, and NVML does not show it here"
+    GPU_LOST = "gpu_lost", "the GPU has fallen off the bus or cannot be reached"
+    RESET_REQUIRED = "reset_required", "the GPU has to be reset before it can be used again"
+    TIMEOUT = "timeout", "the driver does not answer"
+    ERROR = "error", "the driver reported an error; the log says which"
+
 
 NOTHING_WRONG = frozenset(
     {
@@ -180,7 +167,6 @@ class Instance:
     Attributes:
         number: Its id, which NVML uses again after a reconfiguration.
         devices: Its compute instances.
-        answers: Its readings.
         processes: As those of a GPU.
     """
 
@@ -202,8 +188,6 @@ class Gpu:
         index: Number that NVML gives it; others may move up when a GPU goes.
         uuid: Name for life, beginning with ``GPU-``.
         facts: What does not change: the labels of ``ampwatch_gpu_info``.
-        answers: Its readings, for every feature.
-        instances: GPU instances in MIG mode.
         processes: Memory of each compute process by its pid, as the daemon sees pids.
             ``None`` if the driver does not know. Unit: bytes.
         gone: Why it does not answer, ``OK`` if it does.
@@ -285,13 +269,10 @@ class Xids:
         seen: Unix time of the newest one by label. Unit: s.
     """
 
-    counts: dict[str, int]
+    counts: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys([*map(str, KNOWN_XIDS), OTHER_XIDS], 0)
+    )
     seen: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def none_yet(cls) -> Xids:
-        """Return zeros for all that must exist before the first error."""
-        return cls(dict.fromkeys([*map(str, KNOWN_XIDS), OTHER_XIDS], 0))
 
     def add(self, code: int, now: float) -> None:
         """Count one error."""
@@ -308,9 +289,6 @@ class Gpus:
     """The GPUs that were ever seen, with their newest readings.
 
     A GPU that has gone stays, as one that is not there: an alert needs it.
-
-    Attributes:
-        newest: The newest pass: how NVML itself stands.
     """
 
     def __init__(self) -> None:
@@ -324,7 +302,7 @@ class Gpus:
 
     def xids(self, uuid: str) -> Xids:
         """Return the XID errors of a GPU."""
-        return self._xids.setdefault(uuid, Xids.none_yet())
+        return self._xids.setdefault(uuid, Xids())
 
     def apply(self, found: Pass) -> bool:
         """Take over the result of a pass.
@@ -386,8 +364,6 @@ class Use(NamedTuple):
     """A watched rank on a GPU.
 
     Attributes:
-        rank: The rank.
-        gpu: The GPU.
         instance: The GPU instance (MIG) that it computes on; ``None`` if there is none, or if
             nobody knows which.
         memory: What it uses of the GPU's memory, ``None`` if that is not known. Unit: bytes.

@@ -21,8 +21,6 @@ class GradientColumn:
     """The gradients of all modules in the samples of some consecutive iterations.
 
     Attributes:
-        first_step: Iteration of the first sample.
-        last_step: Iteration of the last one.
         scale_low: Smallest loss scale of the samples.
         scale_high: Largest loss scale of the samples.
         histogram: All elements of all samples together, without the loss scale.
@@ -52,8 +50,7 @@ class GradientColumn:
 class GradientHistory(SpanHistory[GradientColumn]):
     """The columns of one rank, thinned as the run grows.
 
-    Cost:
-        About 2 KB a column, 0.5 MB at the most; a record takes about 10 us.
+    Cost: About 2 KB a column, 0.5 MB at the most; a record takes about 10 us.
     """
 
     def __init__(self) -> None:

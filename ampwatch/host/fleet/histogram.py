@@ -48,18 +48,16 @@ class Histogram:
     """Counts of observations per bucket of fixed bounds, and their sum.
 
     Attributes:
-        bounds: Inclusive upper bounds, ascending; one more bucket takes what is larger.
         counts: Observations per bucket, not cumulative; one longer than ``bounds``.
         sum: Sum of all observations; ``None`` where it is not known.
 
     Args:
-        bounds: Inclusive upper bounds, ascending.
+        bounds: Inclusive upper bounds, ascending; one more bucket takes what is larger.
         summed: The observations are exact, so their sum is.
     """
 
     def __init__(self, bounds: tuple[float, ...], *, summed: bool = True) -> None:
         self.bounds = bounds
-        self._bounds = (*bounds, math.inf)
         self.counts = [0] * (len(bounds) + 1)
         self.sum: float | None = 0.0 if summed else None
 
@@ -71,13 +69,10 @@ class Histogram:
             if self.sum is not None:
                 self.sum += value * times
 
-    def cumulative(self) -> list[tuple[float, int]]:
-        """Return ``(upper bound, observations up to it)`` per bucket, the last bound infinite."""
-        return list(zip(self._bounds, accumulate(self.counts), strict=True))
-
     def distribution(self) -> Distribution:
         """Return all buckets and the sum, which later observations do not change."""
-        return Distribution(self.cumulative(), self.sum)
+        bounds = (*self.bounds, math.inf)
+        return Distribution(list(zip(bounds, accumulate(self.counts), strict=True)), self.sum)
 
 
 HOLD_SECONDS = 60
@@ -87,13 +82,9 @@ _WINDOW_NS = HOLD_SECONDS * 1_000_000_000
 
 
 class Peak:
-    """The extreme of the values put in during the last one to two windows.
+    """The extreme, by ``min`` or ``max``, of the values put in during the last one to two windows.
 
-    Args:
-        best: ``min`` or ``max``.
-
-    Cost:
-        Three attributes, whatever the number of values.
+    Cost: Three attributes, whatever the number of values.
     """
 
     def __init__(self, best: Callable[[float, float], float]) -> None:

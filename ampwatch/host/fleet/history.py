@@ -31,13 +31,9 @@ class Bucket:
     """The events of some consecutive iterations.
 
     Attributes:
-        first_step: First iteration.
-        last_step: Last iteration.
         time_ns: Unix time at the end of the last one. Unit: ns.
         num_steps: Iterations that were read; fewer than the span when some were lost.
-        scale_min: Smallest loss scale; NaN without a scaler.
-        scale_max: Largest loss scale; NaN without a scaler.
-        scale_last: Newest loss scale; NaN without a scaler.
+        scale_min, scale_max, scale_last: Smallest, largest and newest loss scale; NaN without a scaler.
         loss_sum: Sum of the finite losses.
         num_losses: Iterations with a finite loss.
         num_nonfinite_losses: Iterations with a loss that was NaN or infinite.
@@ -116,11 +112,6 @@ class Bucket:
         self.device_phase_sums = _added(self.device_phase_sums, newer.device_phase_sums)
         self.num_device_phased += newer.num_device_phased
 
-    def put_device(self, record: DevicePhasesRecord) -> None:
-        """Take in an iteration as its device has timed it."""
-        self.device_phase_sums = _added(self.device_phase_sums, record.phases)
-        self.num_device_phased += 1
-
     @property
     def loss_mean(self) -> float:
         """Mean of the finite losses; NaN without any."""
@@ -157,9 +148,6 @@ def _added(one: Phases, other: Phases) -> Phases:
 class History(SpanHistory[Bucket]):
     """The iterations of one rank, thinned as the run grows.
 
-    Args:
-        max_buckets: Buckets kept at most.
-
     Cost:
         About 0.5 MB at the most. A record takes a few microseconds; one that makes the
         history too long about a millisecond.
@@ -183,7 +171,9 @@ class History(SpanHistory[Bucket]):
         the last one stay as they were.
         """
         if self.spans and any(record.phases):
-            self.spans[-1].put_device(record)
+            newest = self.spans[-1]
+            newest.device_phase_sums = _added(newest.device_phase_sums, record.phases)
+            newest.num_device_phased += 1
 
     @property
     def recent(self) -> tuple[Sequence[int], int]:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
     from ampwatch.host.fleet.owners import NameOwners
     from ampwatch.host.fleet.rank import RankView
+    from ampwatch.wire.blackbox import Box
     from ampwatch.wire.records import RunIdentity
 
 START_WINDOW_NS = 600 * 1_000_000_000
@@ -24,15 +25,8 @@ START_WINDOW_NS = 600 * 1_000_000_000
 ``init_process_group``, which gives up after ten minutes with NCCL. Unit: ns."""
 
 
-class Process(Protocol):
-    """A process of a job, or what it has left."""
-
-    @property
-    def identity(self) -> RunIdentity:
-        """Name, rank, host and start of the process."""
-
-
-P = TypeVar("P", bound=Process)
+P = TypeVar("P", "RankView", "Box")
+"""A process of a job, or what it has left."""
 
 
 def together(processes: Iterable[P], whose: Callable[[P], Hashable]) -> list[dict[int, P]]:
@@ -65,7 +59,7 @@ def together(processes: Iterable[P], whose: Callable[[P], Hashable]) -> list[dic
     return jobs
 
 
-def _admits(job: Mapping[int, Process], who: RunIdentity) -> bool:
+def _admits(job: Mapping[int, P], who: RunIdentity) -> bool:
     """Return whether ``who``, which started last, can be one of the ranks of ``job``."""
     first = next(iter(job.values()))
     return who.rank not in job and who.started_ns - first.identity.started_ns <= START_WINDOW_NS
@@ -76,8 +70,6 @@ class Job:
     """Ranks that train together.
 
     Attributes:
-        name: Name of the run.
-        uid: User whose it is.
         ranks: Those on this machine, by their number.
     """
 
@@ -103,11 +95,7 @@ class Job:
 
 
 def jobs_of(views: Mapping[str, RankView]) -> list[Job]:
-    """Return the jobs of ``views``, the one that started first first.
-
-    Args:
-        views: Ranks by the path of their ring, which decides where two started at once.
-    """
+    """Return the jobs of ``views``, the one that started first first; of two at once the path decides."""
     order = sorted(views.items(), key=lambda item: (item[1].identity.started_ns, item[0]))
     found = together((view for _, view in order), lambda view: (view.name, view.uid))
     firsts = (next(iter(ranks.values())) for ranks in found)

@@ -48,6 +48,9 @@ smallest element of all says little."""
 
 _SPAN = 255 - NOTABLE
 
+_LINEAR_FROM = {"activation_headroom": NOTABLE_CLOSE, "unchanged": NOTABLE_MISSED}
+"""Least notable amounts of reasons on a linear scale; the others are on one of octaves."""
+
 _SOUGHT = (SkipClass.CALIBRATING, SkipClass.PROBE)
 """Skips that belong to the search for a loss scale."""
 
@@ -90,8 +93,6 @@ class MapColumn:
     """The modules in the samples of some consecutive iterations.
 
     Attributes:
-        first_step: Iteration of the first sample.
-        last_step: Iteration of the last one.
         planes: A byte of each module, by kind: those of ``MAP_REASONS``, then the
             ends of exponents. Modules beyond the end of one were not measured. Never changed,
             only replaced.
@@ -147,12 +148,7 @@ class ModuleMap(SpanHistory[MapColumn]):
     def close(
         self, step: int, judge: Callable[[Mapping[Topic, RangeRecord]], Sequence[Trouble]]
     ) -> None:
-        """Take in that the sample of ``step`` is complete.
-
-        Args:
-            step: Index of its iteration.
-            judge: Returns the trouble of a module for each of ``REASONS``, given its records.
-        """
+        """Take in that the sample of ``step`` is complete; ``judge`` returns a trouble for each of ``REASONS``."""
         sample, self._sample = self._sample, {}
         self._settle()
         known = {name: topics for name, topics in sample.items() if self._has_place(name)}
@@ -205,21 +201,17 @@ class ModuleMap(SpanHistory[MapColumn]):
 def byte_of(reason: str, amount: float) -> int:
     """Return the byte of trouble that is notable, the larger the worse.
 
-    Args:
-        reason: One of ``MAP_REASONS``.
-        amount: Its severity, as ``trouble.py`` has it; of what is not finite the share.
+    The amount is the severity, as ``trouble.py`` has it; of what is not finite the share.
     """
     return NOTABLE + round(_SPAN * min(max(_place(reason, amount), 0.0), 1.0))
 
 
 def amount_of(reason: str, byte: int) -> float:
     """Return the amount that a notable byte stands for, within 5 % of a share."""
-    place = (byte - NOTABLE) / _SPAN
-    if reason == "activation_headroom":
-        return NOTABLE_CLOSE + place * (1.0 - NOTABLE_CLOSE)
-    if reason == "unchanged":
-        return NOTABLE_MISSED + place * (1.0 - NOTABLE_MISSED)
-    return math.pow(2.0, OCTAVES * (place - 1.0))
+    place, least = (byte - NOTABLE) / _SPAN, _LINEAR_FROM.get(reason)
+    if least is None:
+        return math.pow(2.0, OCTAVES * (place - 1.0))
+    return least + place * (1.0 - least)
 
 
 def ends_of(low: int, high: int) -> tuple[int, int] | None:
@@ -229,11 +221,10 @@ def ends_of(low: int, high: int) -> tuple[int, int] | None:
 
 def _place(reason: str, amount: float) -> float:
     """Return where an amount lies between just notable, 0, and the worst, 1."""
-    if reason == "activation_headroom":
-        return (amount - NOTABLE_CLOSE) / (1.0 - NOTABLE_CLOSE)
-    if reason == "unchanged":
-        return (amount - NOTABLE_MISSED) / (1.0 - NOTABLE_MISSED)
-    return 1.0 + math.log2(amount) / OCTAVES
+    least = _LINEAR_FROM.get(reason)
+    if least is None:
+        return 1.0 + math.log2(amount) / OCTAVES
+    return (amount - least) / (1.0 - least)
 
 
 def _sampled(topics: Mapping[Topic, RangeRecord], troubles: Sequence[Trouble]) -> list[int]:

@@ -59,7 +59,7 @@ class Modules:
 
     @property
     def spoken_for(self) -> frozenset[str]:
-        """Names of those whose series another rank exports instead (``exported.py``)."""
+        """Names of those whose series another rank exports instead (``share_modules``)."""
         return self._spoken_for
 
     @spoken_for.setter
@@ -94,11 +94,7 @@ class Modules:
             self._sampled.discard(oldest)
 
     def choose(self, judge: Callable[[Mapping[Topic, RangeRecord]], Trouble]) -> None:
-        """Give away series that are free to modules of the newest sample; call it after each.
-
-        Args:
-            judge: Returns the trouble of a module, given its newest record of each topic.
-        """
+        """Give away series that are free to modules of the newest sample; call it after each."""
         fresh, self._fresh = self._fresh, {}
         free = self._max_series - len(self.tracked)
         if free <= 0:
@@ -115,11 +111,7 @@ class Modules:
         self.spoken_for = self._spoken_for
 
     def remember(self, notable: Callable[[Mapping[Topic, RangeRecord]], set[str]]) -> None:
-        """Remember what was notable of the newest sample; call it after ``choose``.
-
-        Args:
-            notable: Returns what is notable of a module, given its newest record of each topic.
-        """
+        """Remember what was notable of the newest sample; call it after ``choose``."""
         sampled, self._sampled = self._sampled, set()
         for name in sampled & self._chosen:
             if found := notable(self.by_name[name]):

@@ -45,7 +45,6 @@ class Owner(NamedTuple):
     """The owner of a name.
 
     Attributes:
-        uid: The user.
         seen_s: Unix time at which a run of that name and owner was there last. Unit: s.
     """
 
@@ -54,11 +53,7 @@ class Owner(NamedTuple):
 
 
 class NameOwners:
-    """The owners of the names of runs.
-
-    Args:
-        clock: Monotonic time. Unit: s.
-    """
+    """The owners of the names of runs; their clock is monotonic, in s."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._owners: dict[str, Owner] = {}
@@ -67,12 +62,9 @@ class NameOwners:
         self._is_saved, self._due_s = True, 0.0
 
     def claim(self, name: str, uid: int, now: float) -> None:
-        """Note that a run of this name and user is there; the name is that user's if it is nobody's.
+        """Note that a run of this name and user is there at Unix time ``now``, in s.
 
-        Args:
-            name: Name of the run.
-            uid: Owner of its ring.
-            now: Unix time. Unit: s.
+        The name is that user's if it is nobody's.
         """
         owner = self._owners.get(name)
         if owner is None or now - owner.seen_s > KEPT_SECONDS:
@@ -128,8 +120,7 @@ class NameOwners:
 def user_name(uid: int) -> str:
     """Return the login name of a user, the number where there is none.
 
-    Cost:
-        A file is read, or a name service asked: not under a lock. Kept for the next time.
+    Cost: A file is read, or a name service asked: not under a lock. Kept for the next time.
     """
     try:
         return encodable(pwd.getpwuid(uid).pw_name)[:MAX_USER]

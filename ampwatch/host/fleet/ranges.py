@@ -59,9 +59,6 @@ class Ranges:
 
     Attributes:
         autocast: The format of autocast, float16 or bfloat16; ``None`` when neither was seen.
-        modules: The newest ranges of each module.
-        map: The trouble of each module over the history of the run.
-        gradients: The history of the gradients of all modules, without the loss scale.
         unscaled: The newest gradients of all modules, without the loss scale; ``None`` before.
         measured: The record that ``unscaled`` was made of.
         blocked: The newest gradients whose blocks were measured, by module.

@@ -19,33 +19,14 @@ from ampwatch.report.op_shares import Precision
 from ampwatch.report.verdict import JudgedRank, Verdict
 from ampwatch.state.rank import RankState
 from ampwatch.state.text import encodable
+from ampwatch.wire import records
 from ampwatch.wire.blackbox.box import DIED
-from ampwatch.wire.records import (
-    MAX_BUDGETED,
-    MAX_PLANNED,
-    SKIP_CLASSES,
-    BudgetRecord,
-    CensusRecord,
-    ChecksumRecord,
-    DevicePhasesRecord,
-    FactsRecord,
-    FindingRecord,
-    OptimizerRecord,
-    PlanRecord,
-    RangeRecord,
-    RunState,
-    SamplingRecord,
-    SkipClass,
-    StepRecord,
-    WindowRecord,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ampwatch.report.op_shares import Arithmetic
     from ampwatch.settings import Settings
-    from ampwatch.wire.records import Finding, RunIdentity
 
 USUAL_STEPS = 32
 """Newest steps whose median duration is the usual one: slow first steps are soon forgotten."""
@@ -75,20 +56,11 @@ class RankView(RankState):
 
     Attributes:
         name: Name of the run as the user gave it; with ``-`` for ``~``, which labels alone have.
-        uid: User who owns the ring.
         user: Login name of that user, the uid without one.
         run: Label of the run: its name, unless the fleet has two runs of that name.
         checksum: A check of the weights that is not old, and the same one on each rank.
-        plan: The newest precision plan, by module.
         durations: Durations of the steps since ``FIRST_READ_SECONDS`` before the view was made.
             Unit: s.
-        history: The history of the run.
-        ranges: The ranges of the sampled tensors.
-        precision: The dtypes and the units that computed.
-        phase_times: Where the time of its steps goes.
-        tensor_views: The three views of the tensor cores.
-        outcomes: Which of the newest steps were skipped.
-        watching: What watching has cost, by phase.
         conflict_reported_ns: Unix time at which a conflict of the views of the tensor cores was
             reported last, 0 before. Unit: ns.
         records_lost: Slots of the ring overwritten or unreadable before they were read.
@@ -101,21 +73,20 @@ class RankView(RankState):
         roots: The places and kinds of roots that were exported so far, see ``metrics.verdict``.
 
     Args:
-        identity: Who writes the ring.
         clock: Returns the Unix time in seconds.
         settings: ``stale_seconds`` and those of ``Ranges`` are used.
     """
 
     def __init__(
-        self, identity: RunIdentity, *, clock: Callable[[], float], settings: Settings
+        self, identity: records.RunIdentity, *, clock: Callable[[], float], settings: Settings
     ) -> None:
         super().__init__(identity)
         self.name = self.run = encodable(identity.run).replace("~", "-")
         self.uid = os.geteuid()
         self.user = ""
-        self.checksum: ChecksumRecord | None = None
-        self.plan: dict[str, PlanRecord] = {}
-        self.budgets: dict[tuple[str, ...], dict[str, BudgetRecord]] = {}
+        self.checksum: records.ChecksumRecord | None = None
+        self.plan: dict[str, records.PlanRecord] = {}
+        self.budgets: dict[tuple[str, ...], dict[str, records.BudgetRecord]] = {}
         self.durations = Histogram(STEP_DURATION_BOUNDS)
         self.history = History()
         self.records_lost = 0
@@ -140,13 +111,13 @@ class RankView(RankState):
         self._scale_min = Peak(min)
         self._skips_max = Peak(max)
 
-    def _put_plan(self, record: PlanRecord) -> None:
+    def _put_plan(self, record: records.PlanRecord) -> None:
         if not record.place or any(known.step != record.step for known in self.plan.values()):
             self.plan = {}
-        if len(self.plan) < MAX_PLANNED:
+        if len(self.plan) < records.MAX_PLANNED:
             self.plan[encodable(record.module)] = record
 
-    def _put_budget(self, record: BudgetRecord) -> None:
+    def _put_budget(self, record: records.BudgetRecord) -> None:
         key = tuple(map(encodable, (record.model, record.autocast)))
         budget = self.budgets.get(key, {})
         last = next(reversed(budget.values()), None)
@@ -157,7 +128,7 @@ class RankView(RankState):
             while len(self.budgets) >= MAX_BUDGETS:
                 del self.budgets[next(iter(self.budgets))]
             budget = self.budgets[key] = {}
-        if len(budget) < MAX_BUDGETED:
+        if len(budget) < records.MAX_BUDGETED:
             budget[encodable(record.module)] = record
 
     @property
@@ -177,10 +148,10 @@ class RankView(RankState):
             time_of=self._time_of,
         )
 
-    def _recent_skips(self) -> tuple[dict[SkipClass, int], int]:
+    def _recent_skips(self) -> tuple[dict[records.SkipClass, int], int]:
         """Return the skipped ones of the newest iterations per class, and how many those are."""
         skips, steps = self.history.recent
-        return dict(zip(SKIP_CLASSES, skips, strict=True)), steps
+        return dict(zip(records.SKIP_CLASSES, skips, strict=True)), steps
 
     def _time_of(self, step: int) -> float | None:
         """Return the Unix time by which a step was over; ``None`` for one before those known. Unit: s."""
@@ -190,21 +161,14 @@ class RankView(RankState):
         time_ns = self.history.time_of(step)
         return None if time_ns is None else time_ns / 1e9
 
-    def find(self, finding: Finding) -> None:
+    def find(self, finding: records.Finding) -> None:
         """Enter a finding that the daemon itself has made."""
-        self.apply(FindingRecord(finding))
+        self.apply(records.FindingRecord(finding))
 
     def observe(
         self, *, alive: bool, lost: int, dropped: int, ended_at: float | None = None
     ) -> None:
-        """Note what the reader of the ring knows besides the records.
-
-        Args:
-            alive: The writer still holds its lock.
-            lost: Slots of the ring overwritten or unreadable before they were read, so far.
-            dropped: Records the writer could not write, so far.
-            ended_at: When the rank ended, if it has; ``None`` for now. Unit: s.
-        """
+        """Note what the reader of the ring knows besides the records (``Fleet.apply``)."""
         self._alive, self.records_lost, self.ring_dropped = alive, lost, dropped
         if not self.ended:
             self.ended_at = None
@@ -217,19 +181,19 @@ class RankView(RankState):
         return self.end is not None or not self._alive
 
     @property
-    def state(self) -> RunState:
+    def state(self) -> records.RunState:
         """The state of the rank right now."""
         # Its own word first: a process that has reported how it ended is gone soon after.
         if self.end is not None:
-            finished = self.end.state is RunState.FINISHED
-            return RunState.FINISHED if finished else RunState.FAILED
+            finished = self.end.state is records.RunState.FINISHED
+            return records.RunState.FINISHED if finished else records.RunState.FAILED
         if not self._alive:
-            return RunState.FAILED
+            return records.RunState.FAILED
         # Whichever is longer: a model whose steps take minutes is silent for longer than the setting.
         silence = self.silence_seconds
         if silence <= self._stale_seconds or silence <= STALE_STEPS * self.usual_step_seconds:
-            return RunState.RUNNING
-        return RunState.STALE
+            return records.RunState.RUNNING
+        return records.RunState.STALE
 
     @property
     def silence_seconds(self) -> float:
@@ -291,7 +255,7 @@ class RankView(RankState):
         """Return the Unix time by which ``step`` was over; ``None`` where it is not known. Unit: ns."""
         return self.history.time_of(step)
 
-    def _put_step(self, record: StepRecord) -> None:
+    def _put_step(self, record: records.StepRecord) -> None:
         super()._put_step(record)
         if math.isfinite(record.duration_s):
             self._usual.append(record.duration_s)
@@ -309,34 +273,34 @@ class RankView(RankState):
         self.phase_times.put(record)
         self.ranges.map.put_step(record)
 
-    def _put_optimizer(self, record: OptimizerRecord) -> None:
+    def _put_optimizer(self, record: records.OptimizerRecord) -> None:
         super()._put_optimizer(record)
         self.outcomes.put_optimizer(record)
 
-    def _put_range(self, record: RangeRecord) -> None:
+    def _put_range(self, record: records.RangeRecord) -> None:
         super()._put_range(record)
         self.ranges.put(record)
 
-    def _put_sampling(self, record: SamplingRecord) -> None:
+    def _put_sampling(self, record: records.SamplingRecord) -> None:
         super()._put_sampling(record)
         self.ranges.close_sample(record.step)
 
-    def _put_census(self, record: CensusRecord) -> None:
+    def _put_census(self, record: records.CensusRecord) -> None:
         self.precision.put(record)
 
-    def _put_window(self, record: WindowRecord) -> None:
+    def _put_window(self, record: records.WindowRecord) -> None:
         self.precision.put(record)
 
-    def _put_device_phases(self, record: DevicePhasesRecord) -> None:
+    def _put_device_phases(self, record: records.DevicePhasesRecord) -> None:
         self.phase_times.put_device(record)
         self.history.put_device(record)
 
-    def _put_facts(self, record: FactsRecord) -> None:
+    def _put_facts(self, record: records.FactsRecord) -> None:
         super()._put_facts(record)
         self.ranges.know_autocast(self.autocast)
         self.precision.know_facts(self.facts)
 
-    def _put_checksum(self, record: ChecksumRecord) -> None:
+    def _put_checksum(self, record: records.ChecksumRecord) -> None:
         """Keep a checksum for some scrapes: what is scraped of other hosts by then is of this step.
 
         It is the first one in a span of steps whose length is a power of two, so that ranks that do

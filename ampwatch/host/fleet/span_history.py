@@ -20,12 +20,7 @@ _generations = count()
 
 
 class Span(Protocol):
-    """The events of some consecutive steps.
-
-    Attributes:
-        first_step: First step.
-        last_step: Last step.
-    """
+    """The events of some consecutive steps."""
 
     first_step: int
     last_step: int
@@ -65,9 +60,6 @@ class SpanHistory(Generic[S]):
         stride: Steps per span.
         spans: In order; the last one is still growing.
 
-    Args:
-        max_spans: Spans kept at most.
-
     Cost:
         ``max_spans`` spans. Adding is constant, but for a merge of all spans each time
         that the run has become twice as long.
@@ -93,10 +85,7 @@ class SpanHistory(Generic[S]):
             self._thin()
 
     def since(self, place: HistoryPosition | None) -> News[S]:
-        """Return what is new since ``place``, or everything if it does not fit any more.
-
-        Args:
-            place: Of earlier news; ``None`` for everything.
+        """Return what is new since ``place`` of earlier news, or everything without one that still fits.
 
         Returns:
             The live spans, not copies: read them before the next ``add``.

@@ -92,33 +92,10 @@ class _Sums:
         return grown / 1e9 / (last - first) if is_known else None
 
 
-@dataclass(slots=True)
-class _Pace:
-    """How often steps have an evaluation.
-
-    Attributes:
-        steps: Steps seen.
-        evaluations: Of those, with one.
-    """
-
-    steps: int = 0
-    evaluations: int = 0
-
-    def leaves_out(self, *, has_evaluation: bool) -> bool:
-        """Take in a step; return whether it is left out: one rank evaluates as a rule, and the others wait.
-
-        Where most steps have an evaluation it is part of a step, as that of a teacher is.
-        """
-        self.steps += 1
-        self.evaluations += has_evaluation
-        return has_evaluation and self.evaluations < USUAL_EVALUATIONS * self.steps
-
-
 class _Share(NamedTuple):
     """The time of one rank for a mean step of a span, against that of the others. Unit: s.
 
     Attributes:
-        rank: The rank.
         excess: Time that it takes longer for its own part than the median of the others.
         waited: Time that the others wait longer than it does, their median.
         phases: Time that it takes longer in each phase.
@@ -146,13 +123,11 @@ class _Job:
     Attributes:
         members: Identities of the views of its ranks.
         next_step: The step to be added next; -1 before the first.
-        steps: Steps added.
-        first_step: The first of them.
-        sums: By rank.
         slowest: Number of the rank that was slowest in the last spans; -1 without one.
         since: Step since which it was.
         spans: In how many spans in a row.
-        pace: How often steps have an evaluation.
+        seen: Steps seen, those that are left out as well.
+        evaluations: Of those, with an evaluation.
     """
 
     members: tuple[int, ...]
@@ -163,7 +138,17 @@ class _Job:
     slowest: int = -1
     since: int = -1
     spans: int = 0
-    pace: _Pace = field(default_factory=_Pace)
+    seen: int = 0
+    evaluations: int = 0
+
+    def leaves_out(self, *, has_evaluation: bool) -> bool:
+        """Take in a step; return whether it is left out: one rank evaluates as a rule, and the others wait.
+
+        Where most steps have an evaluation it is part of a step, as that of a teacher is.
+        """
+        self.seen += 1
+        self.evaluations += has_evaluation
+        return has_evaluation and self.evaluations < USUAL_EVALUATIONS * self.seen
 
     def begin(self) -> None:
         """Begin a span; counters go on from where the last one ended."""
@@ -212,7 +197,7 @@ class Stragglers:
             if len(known) < len(members):
                 continue
             evaluates = any(t.phases[StepPhase.EVALUATION] for t in known)
-            if job.pace.leaves_out(has_evaluation=evaluates):
+            if job.leaves_out(has_evaluation=evaluates):
                 for sums, time in zip(job.sums, known, strict=True):
                     sums.leave_out(time)
                 continue

@@ -64,27 +64,20 @@ def notable(topics: Mapping[Topic, RangeRecord], troubles: Iterable[Trouble]) ->
 
     Gradients are infinite on every rank now and then, while the scale is sought; outputs and
     weights are not. So what is not finite is kept by topic.
-
-    Args:
-        topics: The newest record of each topic.
-        troubles: What they were judged to be.
     """
     reasons = {one.reason for one in troubles if one.reason}
     return reasons | {f"nonfinite {topic.name}" for topic in topics if nonfinite((topics[topic],))}
 
 
 def judged(topics: Mapping[Topic, RangeRecord], lost: float) -> tuple[Trouble, ...]:
-    """Return one trouble for each reason, in the order of ``REASONS``, the worst first.
-
-    Args:
-        topics: The newest record of each topic.
-        lost: Share of its gradient that is lost (``limits.lost_share``).
-    """
+    """Return one trouble for each of ``REASONS``, given the share that is lost (``limits.lost_share``)."""
+    update = topics.get(Topic.UPDATE)
+    missed = 0.0 if update is None else update.histogram.zero_share
     return (
         _place(4, "nonfinite", float(nonfinite(topics.values()) > 0), 0.0),
         _place(3, "lost", lost, TOLERATED),
         _place(2, "activation_headroom", _closeness(topics.get(Topic.ACTIVATION)), NOTABLE_CLOSE),
-        _place(1, "unchanged", _missed(topics.get(Topic.UPDATE)), NOTABLE_MISSED),
+        _place(1, "unchanged", missed, NOTABLE_MISSED),
     )
 
 
@@ -99,10 +92,6 @@ def _closeness(activation: RangeRecord | None) -> float:
     if room is None or room >= QUIET_HEADROOM:
         return 0.0
     return 1.0 - math.log(max(room, 1.0), QUIET_HEADROOM)
-
-
-def _missed(update: RangeRecord | None) -> float:
-    return 0.0 if update is None else update.histogram.zero_share
 
 
 def _place(place: int, reason: str, severity: float, notable: float) -> Trouble:

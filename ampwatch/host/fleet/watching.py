@@ -44,8 +44,7 @@ class WatchingCost:
     Args:
         started_ns: Unix time at which the rank began to be watched. Unit: ns.
 
-    Cost:
-        Constant, some 1 us a record.
+    Cost: Constant, some 1 us a record.
     """
 
     def __init__(self, started_ns: int) -> None:

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 from ampwatch.host.fleet.fleet import CollectorPass
 from ampwatch.host.fleet.gpus import NOTHING_WRONG, Pass, Reason, unseen
-from ampwatch.host.gpu.source import open_source
+from ampwatch.host.gpu.source import NvmlSource, open_source
 from ampwatch.host.gpu.synthetic import SyntheticSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ampwatch.host.fleet import Fleet
-    from ampwatch.host.gpu.source import Source
     from ampwatch.settings import Settings
 
 NAME = "gpu"
@@ -39,6 +38,9 @@ SILENT_SECONDS = 60.0
 
 STOP_SECONDS = 2.0
 
+Source = NvmlSource | SyntheticSource
+"""What reads GPUs, in one thread. ``close`` returns whether a new one may be opened in this process."""
+
 ANSWERS = (Reason.OK, Reason.SWITCHED_OFF)
 """States of NVML in which an open source need not be opened anew; synthetic GPUs have it off."""
 
@@ -49,8 +51,7 @@ class GpuCollector:
     """Keeps ``fleet.gpus`` up to date.
 
     Args:
-        fleet: Where the readings go.
-        passes: Where it is noted how a pass went; guarded by ``fleet.lock``.
+        fleet: Where the readings go, and how each pass went.
         open_source: Opens the GPUs, or returns a pass that says why it cannot.
         poll_seconds: Time between two passes. Unit: s.
         clock: A clock that never goes back. Unit: s.
@@ -59,13 +60,11 @@ class GpuCollector:
     def __init__(
         self,
         fleet: Fleet,
-        passes: dict[str, CollectorPass],
         open_source: Callable[[], Source | Pass],
         poll_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fleet = fleet
-        self._passes = passes
         self._open_source = open_source
         self._poll_seconds = poll_seconds
         self._clock = clock
@@ -105,7 +104,7 @@ class GpuCollector:
         with self._fleet.lock:
             self._read_at = now
             success = self._fleet.gpus.apply(found)
-            self._passes[NAME] = CollectorPass(success, now - begin)
+            self._fleet.passes[NAME] = CollectorPass(success, now - begin)
             gone = {gpu.uuid: gpu.gone for gpu in self._fleet.gpus.all() if not gpu.is_up}
             gone |= unseen(self._fleet.ranks(), self._fleet.gpus)
         self._plan(now, success=success and found.host in ANSWERS)
@@ -118,7 +117,7 @@ class GpuCollector:
             silent = self._clock() - self._read_at
             if silent > max(SILENT_SECONDS, 3 * self._poll_seconds):
                 self._fleet.gpus.silence(Reason.TIMEOUT)
-                self._passes[NAME] = CollectorPass(success=False, duration_seconds=silent)
+                self._fleet.passes[NAME] = CollectorPass(success=False, duration_seconds=silent)
 
     def close(self) -> bool:
         """Let go of the GPUs; return whether that was possible."""
@@ -171,9 +170,7 @@ class GpuCollector:
         self._logged, self._gone = found.text, gone
 
 
-def gpu_collector(
-    fleet: Fleet, passes: dict[str, CollectorPass], settings: Settings
-) -> GpuCollector | None:
+def gpu_collector(fleet: Fleet, settings: Settings) -> GpuCollector | None:
     """Return the collector that the settings ask for, ``None`` if they ask for none.
 
     Its GPUs are those of the machine, or some that do not exist.
@@ -186,6 +183,5 @@ def gpu_collector(
         with fleet.lock:
             fleet.gpus.xids(uuid).add(code, time.time())
 
-    if settings.gpu == "demo":
-        return GpuCollector(fleet, passes, partial(SyntheticSource, count), POLL_SECONDS)
-    return GpuCollector(fleet, passes, partial(open_source, count), POLL_SECONDS)
+    source = SyntheticSource if settings.gpu == "demo" else open_source
+    return GpuCollector(fleet, partial(source, count), POLL_SECONDS)

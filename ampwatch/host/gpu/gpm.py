@@ -60,7 +60,6 @@ class Gpm:
     """The samples of one GPU or of one GPU instance.
 
     Args:
-        nvml: NVML.
         take: Fills a sample; returns a ``Reason`` if that fails.
         clock: A clock that never goes back. Unit: s.
     """

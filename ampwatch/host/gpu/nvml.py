@@ -118,12 +118,7 @@ class Nvml:
         return reason
 
     def fields(self, handle: Any, ids: Sequence[int]) -> list[float | Reason]:
-        """Read several fields at once, each with a status of its own.
-
-        Args:
-            handle: The device.
-            ids: Numbers of fields.
-        """
+        """Read several fields at once, each with a status of its own."""
         got = self.call("nvmlDeviceGetFieldValues", handle, list(ids))
         if isinstance(got, Reason):
             return [got] * len(ids)

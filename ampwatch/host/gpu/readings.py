@@ -39,23 +39,15 @@ def _utilization(nvml: Nvml, handle: Any) -> Parts:
 def memory(nvml: Nvml, handle: Any) -> dict[str, Answer]:
     """Return the memory of a device or MIG device; before v2, what is reserved counts as used."""
     version = nvml.constant("nvmlMemory_v2")
-    got = (
-        Reason.NOT_IN_BINDING
-        if version is None
-        else nvml.call("nvmlDeviceGetMemoryInfo", handle, version)
-    )
-    if got is Reason.NOT_IN_DRIVER or got is Reason.NOT_IN_BINDING:
-        missing = got
+    got: Any = Reason.NOT_IN_BINDING
+    if version is not None:
+        got = nvml.call("nvmlDeviceGetMemoryInfo", handle, version)
+    reserved = got if isinstance(got, Reason) else float(got.reserved)
+    if reserved is Reason.NOT_IN_DRIVER or reserved is Reason.NOT_IN_BINDING:
         got = nvml.call("nvmlDeviceGetMemoryInfo", handle)
-        if not isinstance(got, Reason):
-            return {"used": float(got.used), "reserved": missing, "capacity": float(got.total)}
     if isinstance(got, Reason):
         return dict.fromkeys(("used", "reserved", "capacity"), got)
-    return {
-        "used": float(got.used),
-        "reserved": float(got.reserved),
-        "capacity": float(got.total),
-    }
+    return {"used": float(got.used), "reserved": reserved, "capacity": float(got.total)}
 
 
 def _in_thousandths(function: str) -> Callable[[Nvml, Any], Parts]:

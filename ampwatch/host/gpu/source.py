@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ampwatch.host.fleet.gpus import GONE, Feature, Gpu, Instance, MigDevice, Pass, Reason
-from ampwatch.host.gpu import gpm, pids, readings
+from ampwatch.host.gpu import gpm, readings
 from ampwatch.host.gpu.gpm import Gpm
 from ampwatch.host.gpu.nvml import Nvml, open_nvml
 from ampwatch.host.gpu.xid import XidWatcher
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
 MIG_ENABLED = 1
 
+INITIAL_NAMESPACE = 0xEFFFFFFC
+"""Inode of the host's pid namespace, fixed in Linux (``PROC_PID_INIT_INO``)."""
+
 PROCESS_FUNCTIONS = (
     "nvmlDeviceGetComputeRunningProcesses_v3",
     "nvmlDeviceGetComputeRunningProcesses_v2",
@@ -31,9 +36,6 @@ class Device:
     """A GPU that NVML has given a handle for.
 
     Args:
-        nvml: NVML.
-        index: Its number.
-        handle: Its handle.
         uuid: Its name for life.
         is_host: The daemon sees the pids of the host.
     """
@@ -51,13 +53,9 @@ class Device:
         self._instance_gpm: dict[InstanceKey, Gpm] = {}
 
     def read(self, xid: Reason) -> Gpu:
-        """Return everything that can be read of the GPU.
+        """Return everything that can be read of the GPU; ``xid`` is whether its errors are listened for.
 
-        Args:
-            xid: Whether its XID errors are listened for.
-
-        Cost:
-            Some thirty calls, most of them microseconds.
+        Cost: Some thirty calls, most of them microseconds.
         """
         gpu = Gpu(self._index, self.uuid, self._facts)
         gpu.answers = readings.read(self._nvml, self.handle)
@@ -67,7 +65,11 @@ class Device:
             return gpu
         gpu.answers |= self._activity_by(self._gpm)
         gpu.answers[Feature.XID] = {"": xid}
-        self._read_processes(gpu)
+        processes = self._nvml.first(PROCESS_FUNCTIONS, self.handle)
+        # The number of processes is right in any case; whose they are is left out where in doubt.
+        known = processes if isinstance(processes, Reason) else float(len(processes))
+        gpu.answers[Feature.PROCESSES] = {"": known}
+        gpu.processes = self._certain(processes)
         self._read_instances(gpu)
         return gpu
 
@@ -77,26 +79,12 @@ class Device:
             sampler.close()
         self._instance_gpm.clear()
 
-    def _read_processes(self, gpu: Gpu) -> None:
-        got = self._nvml.first(PROCESS_FUNCTIONS, self.handle)
-        # The number of processes is right in any case; whose they are is left out where in doubt.
-        gpu.answers[Feature.PROCESSES] = {"": got if isinstance(got, Reason) else float(len(got))}
-        gpu.processes = self._certain(got)
-
     def _certain(self, got: Any) -> dict[int, int | None]:
         """Return the memory of those processes whose pid names the same process here."""
         if isinstance(got, Reason):
             return {}
-        return {p.pid: p.usedGpuMemory for p in got if self._is_certain(p.pid)}
-
-    def _is_certain(self, pid: int) -> bool:
-        """Return whether ``pid`` names the process that the daemon sees under it.
-
-        In a container NVML may return pids of the host, which are other processes here.
-        """
-        if self._is_host:
-            return True
-        return not isinstance(self._minor, Reason) and pids.has_open(pid, self._minor)
+        minor = None if isinstance(self._minor, Reason) else self._minor
+        return {p.pid: p.usedGpuMemory for p in got if self._is_host or has_open(p.pid, minor)}
 
     def _read_instances(self, gpu: Gpu) -> None:
         mode = self._nvml.call("nvmlDeviceGetMigMode", self.handle)
@@ -109,7 +97,8 @@ class Device:
         known, self._instance_gpm = self._instance_gpm, {}
         for key, handles in self._instances(parts) if is_enabled else ():
             # An id that comes again with other devices is another instance.
-            sampler = known.pop(key) if key in known else self._sampler_of(key[0])
+            take = partial(self._nvml.call, "nvmlGpmMigSampleGet", self.handle, key[0])
+            sampler = known.pop(key, None) or Gpm(self._nvml, take)
             self._instance_gpm[key] = sampler
             answers: Answers = {Feature.MEMORY: readings.memory(self._nvml, handles[0])}
             answers |= self._activity_by(sampler)
@@ -124,8 +113,7 @@ class Device:
     def _instances(self, parts: dict[str, Answer]) -> list[tuple[InstanceKey, list[Any]]]:
         """Return the GPU instances, each with the handles of its MIG devices.
 
-        Args:
-            parts: Takes up, as ``devices``, why one of them cannot be looked at.
+        Why one of them cannot be looked at goes into ``parts``, as ``devices``.
         """
         found: dict[int, list[MigDevice]] = {}
         handles: dict[int, list[Any]] = {}
@@ -151,10 +139,6 @@ class Device:
             handles.setdefault(number, []).append(handle)
         return [((number, tuple(found[number])), handles[number]) for number in sorted(found)]
 
-    def _sampler_of(self, number: int) -> Gpm:
-        take = partial(self._nvml.call, "nvmlGpmMigSampleGet", self.handle, number)
-        return Gpm(self._nvml, take)
-
     def _activity_by(self, sampler: Gpm) -> Answers:
         if self._gpm_support is not Reason.OK:
             return gpm.nothing(self._gpm_support)
@@ -163,26 +147,39 @@ class Device:
 
 def _gone(answers: Answers) -> Reason | None:
     """Return why the GPU itself does not answer: it says so, or there is not one number."""
-    reasons = []
-    has_number = False
-    for parts in answers.values():
-        for answer in parts.values():
-            if isinstance(answer, Reason):
-                reasons.append(answer)
-            else:
-                has_number = True
+    found = [answer for parts in answers.values() for answer in parts.values()]
+    reasons = [answer for answer in found if isinstance(answer, Reason)]
     gone = next((reason for reason in reasons if reason in GONE), None)
-    return gone or (None if has_number else reasons[0])
+    return gone or (reasons[0] if len(reasons) == len(found) else None)
 
 
-class Source(Protocol):
-    """A source of readings of GPUs. Used by one thread."""
+def is_of_the_host() -> bool:
+    """Return whether this process is in the pid namespace of the host.
 
-    def read(self) -> Pass:
-        """Return the readings of all GPUs now."""
+    The pids that NVML returns are those of the host or, with a newer driver, of the caller's
+    namespace: in a container a pid could be another process's.
+    """
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino == INITIAL_NAMESPACE
+    except OSError:
+        return False
 
-    def close(self) -> bool:
-        """Let go of everything; return whether a new one may be opened in this process."""
+
+def has_open(pid: int, minor: int | None) -> bool:
+    """Return whether the process that has ``pid`` here uses the GPU ``/dev/nvidia<minor>``.
+
+    ``False`` as well if this user may not see that, or the number is not known.
+    """
+    if minor is None:
+        return False
+    device = Path(f"/dev/nvidia{minor}")
+    with suppress(OSError):
+        # Each by itself: a descriptor can be closed between the listing and the reading.
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                if link.readlink() == device:
+                    return True
+    return False
 
 
 class NvmlSource:
@@ -201,9 +198,8 @@ class NvmlSource:
         self._devices: list[Device] = []
         self._unnamed: dict[int, Reason] = {}
         self._find()
-        self._xids = XidWatcher(
-            nvml, {d.uuid: d.handle for d in self._devices}, report or _nobody_listens
-        )
+        handles = {device.uuid: device.handle for device in self._devices}
+        self._xids = XidWatcher(nvml, handles, report or (lambda _uuid, _code: None))
         if report is not None and self._devices:
             self._xids.start()
 
@@ -230,7 +226,7 @@ class NvmlSource:
         return True
 
     def _find(self) -> None:
-        is_host = pids.is_of_the_host()
+        is_host = is_of_the_host()
         count = self._nvml.call("nvmlDeviceGetCount")
         if isinstance(count, Reason):
             self._host = count
@@ -257,7 +253,3 @@ def open_source(report: Report | None) -> NvmlSource | Pass:
     if isinstance(nvml, Pass):
         return nvml
     return NvmlSource(nvml, report)
-
-
-def _nobody_listens(_uuid: str, _code: int) -> None:
-    pass

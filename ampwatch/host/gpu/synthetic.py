@@ -36,11 +36,7 @@ SHARES = {"any": 1.0, "hmma": 0.92, "imma": 0.05, "dmma": 0.0, "dfma": 0.0}
 class SyntheticSource:
     """Four GPUs: two that train, one in MIG mode, one of an older kind without GPM.
 
-    The second one has an XID now and then.
-
-    Args:
-        report: Called for each XID error.
-        clock: Returns the Unix time in seconds.
+    The second one has an XID now and then. The clock is of Unix time, in s.
     """
 
     def __init__(self, report: Report, clock: Callable[[], float] = time.time) -> None:

@@ -33,7 +33,6 @@ class XidWatcher:
     """Listens for XID errors of all GPUs, in a thread of its own once it is started.
 
     Args:
-        nvml: NVML.
         handles: Handles of the GPUs by uuid.
         report: Called for each error.
         pause: Waits for the seconds it is given; returns whether to end. By default until ``stop``.

@@ -1,9 +1,9 @@
 """Every exported metric, by topic, and the page that is printed from them.
 
-A metric is one object: name, type, unit, labels, help and the reader of its value, in the module
-of its topic. The exporter walks over all of them, ``docs/metrics.md`` is printed from them
-(``python -m ampwatch.host.metrics.catalog > docs/metrics.md``), dashboards and alert rules are
-tested against them. Names and labels are frozen once released.
+A metric is one row in the module of its topic: name, help and the reader of its value. The exporter
+walks over all of them, ``docs/metrics.md`` is printed from them (``python -m
+ampwatch.host.metrics.catalog > docs/metrics.md``), dashboards and alert rules are tested against
+them. Names and labels are frozen once released.
 
 What an event is, is a counter; what a scrape could miss is held; ratios are left
 to PromQL. A value that is not known is absent, never 0 and never NaN.
@@ -14,41 +14,32 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from ampwatch.host.metrics.gpus import GPUS, MIG
-from ampwatch.host.metrics.gradients import GRADIENTS, MODULES, PARAMETERS_AND_BUFFERS
-from ampwatch.host.metrics.kernels import KERNELS
+from ampwatch.host.metrics import gpus, gradients, kernels, precision, run, verdict
 from ampwatch.host.metrics.labels import LABELS
-from ampwatch.host.metrics.precision import PRECISION_MIX
-from ampwatch.host.metrics.run import (
-    DAEMON,
-    LOSS_SCALING,
-    RUN,
-    SAMPLING,
-    STEPS_AND_LOSS,
-    TIMES,
-    TRAINING_MEMORY,
-)
-from ampwatch.host.metrics.verdict import FINDINGS, VERDICT
+from ampwatch.host.metrics.metric import Metric
 
 if TYPE_CHECKING:
-    from ampwatch.host.metrics.metric import Metric
+    from ampwatch.host.metrics.metric import Rows
 
-TOPICS: dict[str, tuple[Metric, ...]] = {
-    "Daemon": DAEMON,
-    "Run": RUN,
-    "Verdict": VERDICT,
-    "Loss scaling": LOSS_SCALING,
-    "Steps and loss": STEPS_AND_LOSS,
-    "Step time": TIMES,
-    "Memory": TRAINING_MEMORY,
-    "Sampling": SAMPLING,
-    "Gradients": GRADIENTS,
-    "Parameters and buffers": PARAMETERS_AND_BUFFERS,
-    "Modules": MODULES,
-    "Precision mix": PRECISION_MIX,
-    "Kernels": KERNELS,
-    "Findings": FINDINGS,
-    "GPUs": (*GPUS, *MIG),
+_ROWS: dict[str, Rows] = {
+    "Daemon": run.DAEMON,
+    "Run": run.RUN,
+    "Verdict": verdict.VERDICT,
+    "Loss scaling": run.LOSS_SCALING,
+    "Steps and loss": run.STEPS_AND_LOSS,
+    "Step time": run.TIMES,
+    "Memory": run.TRAINING_MEMORY,
+    "Sampling": run.SAMPLING,
+    "Gradients": gradients.GRADIENTS,
+    "Parameters and buffers": gradients.PARAMETERS_AND_BUFFERS,
+    "Modules": gradients.MODULES,
+    "Precision mix": precision.PRECISION_MIX,
+    "Kernels": kernels.KERNELS,
+    "Findings": verdict.FINDINGS,
+    "GPUs": gpus.GPUS,
+}
+TOPICS = {
+    topic: tuple(Metric(name, *row) for name, row in rows.items()) for topic, rows in _ROWS.items()
 }
 """The metrics by the question they answer, in the order in which they are exported."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ampwatch.host.metrics.metric import Metric
 from ampwatch.host.metrics.scopes import NO_DTYPE, PER_RANK, WINDOW, dtype_label, each, part, summed
 from ampwatch.numerics.formats import OF_TRAINING
 from ampwatch.report.op_shares import CPU, NO_GPU, Absence, on_cpu_only
@@ -15,9 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ampwatch.host.fleet import RankView
-    from ampwatch.host.metrics.metric import Reader
+    from ampwatch.host.metrics.metric import Reader, Rows
     from ampwatch.host.metrics.scopes import Table
-    from ampwatch.numerics.units.peaks import Peaks
     from ampwatch.wire.records import WindowRecord
 
 PROFILER_PARTS: dict[str, Callable[[WindowRecord], int]] = {
@@ -71,11 +69,6 @@ def _cpu_op_seconds(window: WindowRecord) -> Table:
     )
 
 
-def _peaks(peaks: Peaks) -> Table:
-    for dtype, flops in peaks.flops.items():
-        yield (dtype_label(dtype),), flops
-
-
 def _known(rank: RankView) -> tuple[str, Absence, Absence]:
     """Return how ops were counted, and why a share of kernels and of the ceiling is absent."""
     census = rank.precision.census
@@ -93,119 +86,92 @@ def _capabilities(known: tuple[str, Absence, Absence]) -> Table:
 _ARITHMETIC = part(lambda rank: rank.arithmetic)
 
 
-KERNELS: tuple[Metric, ...] = (
-    Metric(
-        "ampwatch_kernel_seconds_total",
+KERNELS: Rows = {
+    "ampwatch_kernel_seconds_total": (
         "Time of GPU kernels in profiled iterations, by unit and dtype, both from the name of the kernel. Usual pairs start at 0, others appear when they are first seen.",
         part(lambda rank: (rank.precision.window, _is_on_gpu(rank))).by(
             "unit", "dtype", read=_kernel_seconds
         ),
     ),
-    Metric(
-        "ampwatch_kernel_misaligned_seconds_total",
+    "ampwatch_kernel_misaligned_seconds_total": (
         "Time of matmul kernels that assume less than full alignment of their matrices.",
         _kernel_time(lambda window: window.misaligned_ns),
     ),
-    Metric(
-        "ampwatch_kernel_lagging_seconds_total",
+    "ampwatch_kernel_lagging_seconds_total": (
         "Time of matmul kernels made for an older architecture than that of the GPU.",
         _kernel_time(lambda window: window.lagging_ns),
     ),
-    Metric(
-        "ampwatch_kernel_gemv_seconds_total",
+    "ampwatch_kernel_gemv_seconds_total": (
         "Time of matrix-vector kernels in float16 or bfloat16, which cannot use tensor cores.",
         _kernel_time(lambda window: window.gemv_ns),
     ),
-    Metric(
-        "ampwatch_kernel_busy_seconds_total",
+    "ampwatch_kernel_busy_seconds_total": (
         "Time in profiled iterations in which the device ran a kernel.",
         _kernel_time(lambda window: window.busy_ns),
     ),
-    Metric(
-        "ampwatch_cpu_op_seconds_total",
+    "ampwatch_cpu_op_seconds_total": (
         "Time of ATen ops on a CPU in profiled iterations, by the dtype of their inputs; a dtype appears when it is first seen.",
         WINDOW.by("dtype", read=_cpu_op_seconds),
     ),
-    Metric(
-        "ampwatch_profiled_seconds_total",
+    "ampwatch_profiled_seconds_total": (
         "Wall time of profiled iterations.",
         WINDOW.count(lambda window: window.wall_ns / 1e9),
     ),
-    Metric(
-        "ampwatch_profiler_iterations_total",
+    "ampwatch_profiler_iterations_total": (
         "Iterations that were profiled, without those whose data were lost.",
         WINDOW.count(lambda window: window.iterations),
     ),
-    Metric(
-        "ampwatch_profiler_windows_total",
+    "ampwatch_profiler_windows_total": (
         "Profiler windows: a few iterations each, rarely.",
         WINDOW.count(lambda window: window.windows),
     ),
-    Metric(
-        "ampwatch_profiler_windows_invalid_total",
+    "ampwatch_profiler_windows_invalid_total": (
         "Profiler windows that lost data; nothing of them is counted elsewhere.",
         WINDOW.count(lambda window: window.invalid),
     ),
-    Metric(
-        "ampwatch_profiler_windows_skipped_total",
+    "ampwatch_profiler_windows_skipped_total": (
         "Profiler windows that were due and not opened.",
-        WINDOW.or_none.by(
-            "reason",
-            read=lambda window: each(
-                {why.label: 0 if window is None else window.skipped[why] for why in WindowSkip}
-            ),
-        ),
+        WINDOW.counts("reason", [why.label for why in WindowSkip], lambda window: window.skipped),
     ),
-    Metric(
-        "ampwatch_profiler_seconds_total",
+    "ampwatch_profiler_seconds_total": (
         "Time that profiler windows have cost the training.",
-        WINDOW.or_none.by(
+        WINDOW.counts(
             "part",
-            read=lambda window: each(
-                {
-                    name: 0 if window is None else read_ns(window) / 1e9
-                    for name, read_ns in PROFILER_PARTS.items()
-                }
-            ),
+            PROFILER_PARTS,
+            lambda window: (read_ns(window) / 1e9 for read_ns in PROFILER_PARTS.values()),
         ),
     ),
-    Metric(
-        "ampwatch_profiler_drag_ratio",
+    "ampwatch_profiler_drag_ratio": (
         "Usual step time after the newest profiler window over that before: above 1 the profiler left something behind.",
         WINDOW.one(lambda window: None if math.isnan(window.drag) else window.drag),
     ),
-    Metric(
-        "ampwatch_profiler_memory_growth_bytes",
+    "ampwatch_profiler_memory_growth_bytes": (
         "Growth of the training process's resident memory over its profiler windows.",
         WINDOW.one(lambda window: window.memory_bytes if window.windows else None),
     ),
-    Metric(
-        "ampwatch_peak_flops_per_second",
+    "ampwatch_peak_flops_per_second": (
         "Peak of the GPU in floating-point operations per second, without sparsity: from its SMs, clock and compute capability, or the setting peak_flops.",
-        part(lambda rank: rank.precision.peaks).by("dtype", read=_peaks),
+        part(lambda rank: rank.precision.peaks).by(
+            "dtype", read=lambda peaks: each({dtype_label(d): n for d, n in peaks.flops.items()})
+        ),
     ),
-    Metric(
-        "ampwatch_ideal_step_seconds",
+    "ampwatch_ideal_step_seconds": (
         "Time that the floating-point operations of an iteration would take at the peak of the dtype of each.",
         _ARITHMETIC.one(lambda used: used.ideal_seconds),
     ),
-    Metric(
-        "ampwatch_ideal_time_ratio",
+    "ampwatch_ideal_time_ratio": (
         "Share of the peak that is used, for any mix of dtypes: ampwatch_ideal_step_seconds over the usual time of an iteration. Above 1 the peak is wrong.",
         _ARITHMETIC.one(lambda used: used.utilization),
     ),
-    Metric(
-        "ampwatch_mfu_ratio",
+    "ampwatch_mfu_ratio": (
         "Floating-point operations per second over the peak of float16 or bfloat16: model FLOPs utilization as in papers; HFU with activation checkpointing.",
         _ARITHMETIC.one(lambda used: used.mfu),
     ),
-    Metric(
-        "ampwatch_precision_capability",
+    "ampwatch_precision_capability": (
         "State of each measurement of precision, and why it is absent (value is always 1).",
         part(_known).by("feature", "state", "reason", read=_capabilities),
     ),
-    Metric(
-        "ampwatch_tensor_views_disagree",
+    "ampwatch_tensor_views_disagree": (
         "Whether two views of the tensor cores contradict each other (1) or not (0): hardware cycles, time of kernels, FLOPs over the peak.",
         PER_RANK.by(
             "views",
@@ -214,4 +180,4 @@ KERNELS: tuple[Metric, ...] = (
             ),
         ),
     ),
-)
+}

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ampwatch.host.fleet.gpus import (
-    CAPABILITY_STATES,
-    MAX_FURTHER_XIDS,
-    OTHER_XIDS,
-    TENSOR_PIPES,
-    THROTTLE_REASONS,
-    Feature,
-    Reason,
-)
+from ampwatch.host.fleet import gpus
 from ampwatch.host.fleet.phase_times import DEVICE, HOST
 from ampwatch.host.fleet.ranges import CANDIDATES
 from ampwatch.host.metrics.kernels import PROFILER_PARTS
@@ -22,38 +14,24 @@ from ampwatch.numerics.units.ops import Fallback, OpKind
 from ampwatch.numerics.whatif import Fit
 from ampwatch.report.op_shares import Absence
 from ampwatch.report.verdict import Level
-from ampwatch.wire.records import (
-    KERNEL_UNITS,
-    MEMORY_PARTS,
-    MEMORY_PLACES,
-    SKIP_CLASSES,
-    CensusSource,
-    RunState,
-    Severity,
-    StepPhase,
-    Topic,
-    WindowSkip,
-)
+from ampwatch.wire import records
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-def _values(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
+def _values(names: Iterable[Any]) -> str:
+    """Return the values of a label, given as words or as the members of an enumeration that has them."""
+    words = (getattr(name, "label", getattr(name, "value", name)) for name in names)
+    return ", ".join(f"`{word}`" for word in words)
 
 
 LABELS: dict[str, str] = {
     "run": "Name of the run; [with `~2` or `~uid1001`](operate.md#fleets) where another run has that name.",
     "rank": "Global rank in the process group, `0` without one.",
     "collector": "`rings` reads the records of trainings, `gpu` the GPUs, `otlp` pushes metrics.",
-    "state": "Of a run: "
-    + _values(state.value for state in RunState)
-    + ". Of a reading of a GPU or a measurement of precision: "
-    + _values(CAPABILITY_STATES)
-    + ".",
-    "health": _values(level.label for level in Level)
-    + ", the worst first: a critical finding is current; was at the end; the process raised or was killed; it ends no steps; a warning is current, or a critical finding over.",
+    "state": f"Of a run: {_values(records.RunState)}. Of a reading of a GPU or a measurement of precision: {_values(gpus.CAPABILITY_STATES)}.",
+    "health": f"{_values(Level)}, the worst first: a critical finding is current; was at the end; the process raised or was killed; it ends no steps; a warning is current, or a critical finding over.",
     "place": "Place of a finding: `module encoder.0`, `parameter fc.weight`; `other` where a rank has had too many.",
     "op": "Base name of the ATen op at fault; empty where no op is.",
     "first_step": "First iteration in which a finding was seen.",
@@ -62,10 +40,9 @@ LABELS: dict[str, str] = {
     "error": "Class of the exception that ended a rank, or `killed`.",
     "optimizer": "`0` to `7` in the order in which they were first seen, then `other`.",
     "sensor": "Name of the sensor, or `unknown`.",
-    "class": _values(skip.label for skip in SKIP_CLASSES)
-    + ": searching the scale, just after a growth, neither, several in a row.",
+    "class": f"{_values(records.SKIP_CLASSES)}: searching the scale, just after a growth, neither, several in a row.",
     "kind": "Of findings: [slug of the kind](diagnoses/README.md). Of elements: `nan` or `inf`.",
-    "topic": _values(topic.label for topic in Topic) + ".",
+    "topic": _values(records.Topic) + ".",
     "format": "Name of the dtype in PyTorch: "
     + " or ".join(_values(CANDIDATES).rsplit(", ", 1))
     + "; of block-scaled formats "
@@ -73,51 +50,40 @@ LABELS: dict[str, str] = {
         _values(fmt.name for fmt in FORMATS.values() if fmt.block is not None).rsplit(", ", 1)
     )
     + ".",
-    "fit": _values(fit.value for fit in Fit)
-    + ": as they are, with some power of two as scale, with none.",
-    "phase": "Of a step: "
-    + _values(phase.label for phase in StepPhase)
-    + ": [what belongs to each](page.md#where-the-time-of-a-step-goes).",
-    "clock": _values((HOST, DEVICE))
-    + ": time of the training thread, which is ahead of a device, or of the device's stream.",
+    "fit": f"{_values(Fit)}: as they are, with some power of two as scale, with none.",
+    "phase": f"Of a step: {_values(records.StepPhase)}: [what belongs to each](page.md#where-the-time-of-a-step-goes).",
+    "clock": f"{_values((HOST, DEVICE))}: time of the training thread, which is ahead of a device, or of the device's stream.",
     "module": f"Qualified name of a module, `{ROOT_MODULE}` for the model itself.",
-    "op_kind": _values(kind.label for kind in OpKind if kind is not OpKind.CAST) + ".",
+    "op_kind": _values(kind for kind in OpKind if kind is not OpKind.CAST) + ".",
     "dtype": f"{_values(DTYPES)}; `{OTHER_DTYPE}` for every other one, `{NO_DTYPE}` where the name of a kernel does not say. `tf32` is float32 that may use TF32.",
     "from_dtype": "As `dtype`.",
     "to_dtype": "As `dtype`.",
-    "unit": _values(KERNEL_UNITS[:-1])
-    + ": tensor cores, general-purpose cores, either of the two, no matrix product.",
-    "part": "Of a profiler window: "
-    + _values(PROFILER_PARTS)
-    + " (reading its events). Of memory: "
-    + _values(MEMORY_PARTS)
-    + ": the ring file, evidence for reports, values on their way to the host, copies of weights and of averages to compare with, inputs for replays.",
-    "memory": _values(MEMORY_PLACES) + ", all devices together.",
+    "unit": f"{_values(records.KERNEL_UNITS[:-1])}: tensor cores, general-purpose cores, either of the two, no matrix product.",
+    "part": f"Of a profiler window: {_values(PROFILER_PARTS)} (reading its events). Of memory: {_values(records.MEMORY_PARTS)}: the ring file, evidence for reports, values on their way to the host, copies of weights and of averages to compare with, inputs for replays.",
+    "memory": _values(records.MEMORY_PLACES) + ", all devices together.",
     "views": "`hardware_kernels`, `hardware_arithmetic` or `kernels_arithmetic`.",
-    "severity": "Of findings: "
-    + _values(severity.value for severity in Severity)
-    + ". Of ECC errors: `corrected` or `uncorrected`.",
+    "severity": f"Of findings: {_values(records.Severity)}. Of ECC errors: `corrected` or `uncorrected`.",
     "gpu": "Number that NVML gives the GPU, which may change; empty for NVML itself, and for a device that NVML does not show.",
     "uuid": "UUID of the GPU as in NVML, `nvidia-smi -L` and DCGM; `SYNTHETIC-...` if it does not exist.",
     "feature": "Of a GPU: "
-    + _values(("nvml", *(feature.value for feature in Feature)))
+    + _values(("nvml", *gpus.Feature))
     + ", or a part that differs (`tensor_active_dmma`); `uuid` of a GPU without a name. Of precision: `ops`, `kernels`, `arithmetic`: [three views](lab.md#precision).",
     "reason": "Of throttling: "
-    + _values((*THROTTLE_REASONS, "thermal"))
+    + _values((*gpus.THROTTLE_REASONS, "thermal"))
     + ". Of a reading of a GPU ([meaning](gpu.md#absent-never-zero)): "
-    + _values(reason.value for reason in Reason)
+    + _values(gpus.Reason)
     + ". Of a measurement of precision: "
-    + _values(absence.value for absence in Absence)
+    + _values(Absence)
     + ", or how ops were counted: "
-    + _values(source.label for source in CensusSource)
+    + _values(records.CensusSource)
     + ". Of float32 under autocast ([meaning](lab.md#why-an-op-ran-in-float32)): "
-    + _values(reason.label for reason in Fallback if reason is not Fallback.NONE)
+    + _values(why for why in Fallback if why is not Fallback.NONE)
     + ". Of profiler windows that were not opened: "
-    + _values(reason.label for reason in WindowSkip)
+    + _values(records.WindowSkip)
     + ".",
-    "pipe": _values(TENSOR_PIPES) + ": of all tensor pipes together, then of each.",
+    "pipe": _values(gpus.TENSOR_PIPES) + ": of all tensor pipes together, then of each.",
     "domain": "`sm` or `memory`.",
-    "xid": f"Code of the error; `{OTHER_XIDS}` beyond {MAX_FURTHER_XIDS} unexpected ones.",
+    "xid": f"Code of the error; `{gpus.OTHER_XIDS}` beyond {gpus.MAX_FURTHER_XIDS} unexpected ones.",
     "name": "Name of the product.",
     "pci_bus_id": "Address on the PCI bus.",
     "compute_capability": "CUDA compute capability, as `9.0`.",

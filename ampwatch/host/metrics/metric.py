@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ampwatch.state.text import encodable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ampwatch.host.fleet import Fleet, RankView
-    from ampwatch.host.fleet.fleet import CollectorPass
     from ampwatch.host.fleet.gpus import Gpu
 
     Walk = Callable[["ScrapeState"], Iterable[tuple[tuple[str, ...], Any]]]
@@ -46,7 +43,6 @@ class Exemplified(NamedTuple):
     """A value with an example of what it counts; OpenMetrics carries it, the text format does not.
 
     Attributes:
-        value: The value.
         labels: What identifies the example.
         time_s: Unix time of the example. Unit: s.
     """
@@ -63,17 +59,14 @@ class ScrapeState:
     live views: make a state and read all of it while holding ``fleet.lock``.
 
     Attributes:
-        fleet: The fleet.
-        passes: The newest pass of each of the daemon's collectors, by name.
         ranks: The ranks that are exported, each with its values of ``run`` and ``rank``.
         gpus: The GPUs, each with its values of ``gpu`` and ``uuid``.
     """
 
-    __slots__ = ("_members", "fleet", "gpus", "passes", "ranks")
+    __slots__ = ("_members", "fleet", "gpus", "ranks")
 
-    def __init__(self, fleet: Fleet, passes: Mapping[str, CollectorPass]) -> None:
+    def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self.passes = passes
         self.ranks: list[tuple[tuple[str, ...], RankView]] = [
             ((rank.run, str(rank.identity.rank)), rank) for rank in fleet.exported()
         ]
@@ -97,17 +90,23 @@ class Reader(NamedTuple):
         labels: Names of all labels, those of the scope first.
         walk: Yields the members of the scope, each with the values of the labels of the scope.
         read: Returns the samples of a member, under the values of the other labels.
+        is_histogram: Whether each of them is a ``Distribution``.
     """
 
     labels: tuple[str, ...]
     walk: Walk
     read: Callable[[Any], Samples]
+    is_histogram: bool = False
 
     def samples(self, state: ScrapeState) -> Samples:
         """Yield the samples; the values of each are in the order of ``labels``."""
         for values, member in state.members(self.walk):
             for more, value in self.read(member):
                 yield (*values, *more), value
+
+
+Rows = Mapping[str, tuple[str, Reader]]
+"""Metrics by their names: the help and the reader of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,18 +118,16 @@ class Metric:
             that with its base unit, if it has one.
         help: What one sample says, and where it comes from.
         reader: Labels and values of its samples, made by a scope (``scopes.py``).
-        is_histogram: Whether it is one, which its name does not say.
     """
 
     name: str
     help: str
     reader: Reader
-    is_histogram: bool = False
 
     @property
     def type(self) -> MetricType:
         """Prometheus type; an info is a gauge of value 1 in the text format."""
-        if self.is_histogram:
+        if self.reader.is_histogram:
             return "histogram"
         return _TYPES.get(self.name.rpartition("_")[2], "gauge")
 

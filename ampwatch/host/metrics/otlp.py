@@ -15,19 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opentelemetry._logs import LogRecord, SeverityNumber
 from opentelemetry.sdk._logs import ReadableLogRecord
-from opentelemetry.sdk.metrics import Exemplar
-from opentelemetry.sdk.metrics.export import (
-    AggregationTemporality,
-    Gauge,
-    Histogram,
-    HistogramDataPoint,
-    MetricsData,
-    NumberDataPoint,
-    ResourceMetrics,
-    ScopeMetrics,
-    Sum,
-)
-from opentelemetry.sdk.metrics.export import Metric as OtlpMetric
+from opentelemetry.sdk.metrics import Exemplar, export
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
@@ -41,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ampwatch.host.fleet import Fleet
-    from ampwatch.host.fleet.fleet import CollectorPass
     from ampwatch.host.fleet.histogram import Distribution
     from ampwatch.host.metrics.metric import Metric
     from ampwatch.wire.records import Finding
@@ -49,7 +36,7 @@ if TYPE_CHECKING:
     Labels = tuple[str, ...]
     Series = tuple[str, Labels]
 
-CUMULATIVE = AggregationTemporality.CUMULATIVE
+CUMULATIVE = export.AggregationTemporality.CUMULATIVE
 
 _RANK = ("run", "rank")
 
@@ -81,33 +68,23 @@ class Snapshots:
     """Makes what is sent, as the fleet is right now.
 
     Args:
-        fleet: What is exported.
-        passes: The newest pass of each of the daemon's collectors, by name; guarded by ``fleet.lock``.
         resource: Says which daemon sends.
         clock_ns: Unix time. Unit: ns.
 
-    Cost:
-        Holds ``fleet.lock`` while the samples are made, as a scrape does: 0.15 ms per 100 series.
+    Cost: Holds ``fleet.lock`` while the samples are made, as a scrape does: 0.15 ms per 100 series.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        passes: Mapping[str, CollectorPass],
-        resource: Resource,
-        clock_ns: Callable[[], int],
-    ) -> None:
+    def __init__(self, fleet: Fleet, resource: Resource, clock_ns: Callable[[], int]) -> None:
         self._fleet = fleet
-        self._passes = passes
         self._resource = resource
         self._clock_ns = clock_ns
         self._scope = InstrumentationScope("ampwatch", __version__)
         self._histories: dict[Series, _SeriesHistory] = {}
 
-    def take(self) -> MetricsData:
+    def take(self) -> export.MetricsData:
         """Return all metrics that have samples, all of one instant."""
         with self._fleet.lock:
-            state = ScrapeState(self._fleet, self._passes)
+            state = ScrapeState(self._fleet)
             now_ns = self._clock_ns()
             began = {values: rank.identity.started_ns for values, rank in state.ranks}
             found = [(metric, list(metric.reader.samples(state))) for metric in CATALOG]
@@ -120,8 +97,8 @@ class Snapshots:
         ]
         # Series that are gone are forgotten: one of that name that comes later begins anew.
         self._histories = histories
-        scope = ScopeMetrics(self._scope, metrics, "")
-        return MetricsData([ResourceMetrics(self._resource, [scope], "")])
+        scope = export.ScopeMetrics(self._scope, metrics, "")
+        return export.MetricsData([export.ResourceMetrics(self._resource, [scope], "")])
 
     def _converted(
         self,
@@ -130,64 +107,57 @@ class Snapshots:
         now_ns: int,
         began: Mapping[Labels, int],
         histories: dict[Series, _SeriesHistory],
-    ) -> OtlpMetric:
-        data: Gauge | Sum | Histogram
+    ) -> export.Metric:
+        make: Callable[..., Any] = _distribution if metric.type == "histogram" else _number
+        points = []
+        for labels, value in samples:
+            start_ns = self._start(metric, labels, value, now_ns, began, histories)
+            points.append(make(metric, labels, value, start_ns, now_ns))
+        data: export.Gauge | export.Sum | export.Histogram
         if metric.type == "gauge":
-            data = Gauge([_number(metric, labels, value, 0, now_ns) for labels, value in samples])
-        elif metric.type == "info":
-            data = Sum(
-                [_number(metric, labels, 1, 0, now_ns) for labels, _ in samples],
-                CUMULATIVE,
-                is_monotonic=False,
-            )
-        elif metric.type == "counter":
-            points = []
-            for labels, value in samples:
-                number = value.value if isinstance(value, Exemplified) else value
-                # Totals of a rank are kept by the training process, since it began.
-                begin_ns = began.get(labels[:2]) if metric.labels[:2] == _RANK else None
-                start_ns = self._start((metric.name, labels), number, begin_ns, now_ns, histories)
-                points.append(_number(metric, labels, value, start_ns, now_ns))
-            data = Sum(points, CUMULATIVE, is_monotonic=True)
+            data = export.Gauge(points)
+        elif metric.type == "histogram":
+            data = export.Histogram(points, CUMULATIVE)
         else:
-            distributions = []
-            for labels, value in samples:
-                count = value.buckets[-1][1]
-                # A histogram is kept by this daemon, since it has known the rank.
-                start_ns = self._start((metric.name, labels), count, None, now_ns, histories)
-                distributions.append(_distribution(metric, labels, value, start_ns, now_ns))
-            data = Histogram(distributions, CUMULATIVE)
-        return OtlpMetric(metric.name, metric.help, UNITS.get(metric.unit, ""), data)
+            data = export.Sum(points, CUMULATIVE, is_monotonic=metric.type == "counter")
+        return export.Metric(metric.name, metric.help, UNITS.get(metric.unit, ""), data)
 
     def _start(
         self,
-        series: Series,
-        value: float,
-        begin_ns: int | None,
+        metric: Metric,
+        labels: Labels,
+        value: Any,
         now_ns: int,
+        began: Mapping[Labels, int],
         histories: dict[Series, _SeriesHistory],
     ) -> int:
-        """Return the time since which a series has grown from zero, and remember it.
+        """Return the time since which a series has grown from zero, and remember it; 0 if it does not only grow.
 
-        Args:
-            series: Name and label values.
-            value: Its value now.
-            begin_ns: The time, where it is known. Without it the first point says that it is not,
-                by a start that is its own time, as the data model has it.
-            now_ns: The time now.
-            histories: Where it is remembered.
+        Where that is not known the first point says so, by a start that is its own time, as the data
+        model has it.
         """
+        if metric.type not in {"counter", "histogram"}:
+            return 0
+        number = value.value if isinstance(value, Exemplified) else value
+        begin_ns = None
+        # Totals of a rank are kept by the training process, since it began; a histogram by this
+        # daemon, since it has known the rank.
+        if metric.type == "histogram":
+            number = value.buckets[-1][1]
+        elif metric.labels[:2] == _RANK:
+            begin_ns = began.get(labels[:2])
+        series = metric.name, labels
         before = self._histories.get(series)
         if before is None:
             start_ns = now_ns if begin_ns is None else begin_ns
-        elif value < before.value:
+        elif number < before.value:
             # It began anew since the push before: a rank that was restarted says when itself.
             start_ns = max(before.seen_ns, begin_ns or 0)
         else:
             start_ns = before.start_ns
         # A start in the future is refused: the clock of the training may have been set back.
         start_ns = min(start_ns, now_ns)
-        histories[series] = _SeriesHistory(start_ns, value, now_ns)
+        histories[series] = _SeriesHistory(start_ns, number, now_ns)
         return start_ns
 
 
@@ -197,7 +167,6 @@ class FindingEvents:
     What has been made counts as sent once ``keep`` is called; until then it is made again.
 
     Args:
-        fleet: Whose findings they are.
         resource: Says which daemon sends.
         clock_ns: Unix time. Unit: ns.
     """
@@ -248,14 +217,9 @@ def _event(who: Labels, finding: Finding, seen_ns: int, now_ns: int) -> LogRecor
 
 
 def resource(instance: str, host: str) -> Resource:
-    """Return what says which daemon sends.
+    """Return what says which daemon sends, by its ``host:port``, as no other has it, and its machine.
 
-    Args:
-        instance: ``host:port`` of the daemon, as no other has it.
-        host: Name of the machine.
-
-    Returns:
-        With what ``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES`` say, over everything else.
+    What ``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES`` say goes over everything else.
     """
     own = {
         "service.name": "ampwatch",
@@ -273,25 +237,27 @@ def _attributes(metric: Metric, labels: Labels) -> dict[str, str]:
 
 def _number(
     metric: Metric, labels: Labels, value: Any, start_ns: int, now_ns: int
-) -> NumberDataPoint:
+) -> export.NumberDataPoint:
     exemplars: list[Exemplar] = []
     if isinstance(value, Exemplified):
         exemplars = [Exemplar(value.labels, 1.0, int(value.time_s * 1e9))]
         value = value.value
     # Always a double, as Prometheus has it: a series that is at times an integer is two to a backend.
-    return NumberDataPoint(_attributes(metric, labels), start_ns, now_ns, float(value), exemplars)
+    return export.NumberDataPoint(
+        _attributes(metric, labels), start_ns, now_ns, float(value), exemplars
+    )
 
 
 def _distribution(
     metric: Metric, labels: Labels, value: Distribution, start_ns: int, now_ns: int
-) -> HistogramDataPoint:
+) -> export.HistogramDataPoint:
     upto = [count for _, count in value.buckets]
     counts = [count - below for count, below in zip(upto, [0, *upto[:-1]], strict=True)]
     bounds = [bound for bound, _ in value.buckets if math.isfinite(bound)]
     # What is not known is unset. The classes are typed for what the SDK itself measures.
     total: Any = value.sum
     unknown: Any = None
-    return HistogramDataPoint(
+    return export.HistogramDataPoint(
         _attributes(metric, labels),
         start_ns,
         now_ns,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.host.metrics.metric import Metric
 from ampwatch.host.metrics.scopes import CENSUS, ROOT_MODULE, dtype_label, part, summed
 from ampwatch.numerics.formats import OF_TRAINING
 from ampwatch.numerics.units.ops import Fallback
@@ -14,7 +13,7 @@ from ampwatch.report.op_shares import low_precision_share
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ampwatch.host.metrics.metric import Reader
+    from ampwatch.host.metrics.metric import Reader, Rows
     from ampwatch.host.metrics.scopes import Table
     from ampwatch.wire.records import CastTotal, CensusRecord, FallbackTotal, OpTotal
 
@@ -79,62 +78,51 @@ def _low_precision_shares(known: tuple[CensusRecord | None, tuple[str, ...]]) ->
             yield (line.name or ROOT_MODULE,), share
 
 
-PRECISION_MIX: tuple[Metric, ...] = (
-    Metric(
-        "ampwatch_census_iterations_total",
+PRECISION_MIX: Rows = {
+    "ampwatch_census_iterations_total": (
         "Iterations whose ops were counted.",
         CENSUS.count(lambda census: census.iterations),
     ),
-    Metric(
-        "ampwatch_last_census_timestamp_seconds",
+    "ampwatch_last_census_timestamp_seconds": (
         "Unix time of the end of the newest iteration whose ops were counted.",
         CENSUS.one(lambda census: census.time_ns / 1e9),
     ),
-    Metric(
-        "ampwatch_op_calls_total",
+    "ampwatch_op_calls_total": (
         "ATen ops in counted iterations, without casts; a pair of labels appears when it is first seen.",
         _ops(lambda total: total.calls),
     ),
-    Metric(
-        "ampwatch_op_bytes_total",
+    "ampwatch_op_bytes_total": (
         "Bytes that these ops have read and written.",
         _ops(lambda total: total.bytes),
     ),
-    Metric(
-        "ampwatch_flops_total",
+    "ampwatch_flops_total": (
         "Floating-point operations of matmuls, convolutions and attention in counted iterations, backward and recomputation included.",
         _flops(lambda total: total.flops),
     ),
-    Metric(
-        "ampwatch_tensor_core_flops_total",
+    "ampwatch_tensor_core_flops_total": (
         "The part of ampwatch_flops_total that could run on tensor cores at full speed, by dtype and dimensions. What did is in ampwatch_kernel_seconds_total.",
         _flops(lambda total: total.tensor_flops),
     ),
-    Metric(
-        "ampwatch_casts_total",
+    "ampwatch_casts_total": (
         "Casts in counted iterations; a pair appears when it is first seen.",
         _casts(lambda cast: cast.calls),
     ),
-    Metric(
-        "ampwatch_cast_bytes_total",
+    "ampwatch_cast_bytes_total": (
         "Bytes that these casts have read and written.",
         _casts(lambda cast: cast.bytes),
     ),
-    Metric(
-        "ampwatch_autocast_fallback_ops_total",
+    "ampwatch_autocast_fallback_ops_total": (
         "Ops of the forward pass that ran in float32 although the training uses autocast, in counted iterations.",
         _fallbacks(lambda total: total.calls),
     ),
-    Metric(
-        "ampwatch_autocast_fallback_flops_total",
+    "ampwatch_autocast_fallback_flops_total": (
         "Floating-point operations of these ops: what autocast could have made faster.",
         _fallbacks(lambda total: total.flops),
     ),
-    Metric(
-        "ampwatch_module_low_precision_flops_ratio",
+    "ampwatch_module_low_precision_flops_ratio": (
         "Share of the module's floating-point operations in 16 bits and fewer, in the newest counted iteration.",
         part(lambda rank: (rank.precision.census, rank.ranges.modules.exported)).by(
             "module", read=_low_precision_shares
         ),
     ),
-)
+}

@@ -7,11 +7,13 @@ its sample is absent.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from ampwatch.host.metrics.metric import Exemplified, Metric, Reader
+from ampwatch.host.metrics.metric import Exemplified, Reader
 from ampwatch.numerics.formats import FORMATS, PLAIN
-from ampwatch.wire.records import OTHER_OPTIMIZERS, OptimizerRecord, Topic
+from ampwatch.wire import records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,14 +21,8 @@ if TYPE_CHECKING:
     from ampwatch.host.fleet import RankView
     from ampwatch.host.fleet.gpus import Gpu, Instance
     from ampwatch.host.fleet.histogram import Distribution
-    from ampwatch.host.metrics.metric import ScrapeState
+    from ampwatch.host.metrics.metric import Rows, ScrapeState
     from ampwatch.state.facts import Fact
-    from ampwatch.wire.records import (
-        CensusRecord,
-        RangeRecord,
-        SamplingRecord,
-        WindowRecord,
-    )
 
     Value = float | Exemplified | Distribution
     Table = Iterable[tuple[tuple[str, ...], Value]]
@@ -49,37 +45,31 @@ OTHER_DTYPE = "other"
 NO_DTYPE = "unknown"
 """Value for a kernel whose name says no dtype: to Prometheus an empty label is no label."""
 
-_UNUSED_OPTIMIZER = OptimizerRecord(
+_UNUSED_OPTIMIZER = records.OptimizerRecord(
     step=0, index=0, skipped=False, total_steps=0, total_skipped=(0, 0, 0, 0)
 )
 
 
+@dataclass(frozen=True)
 class Scope(Generic[T]):
     """Members that the same things are read of.
 
     Attributes:
         labels: Names of the labels that identify the members.
-
-    Args:
-        labels: As the attribute.
         walk: Yields the values of these labels and the member, for each there is.
     """
 
-    def __init__(
-        self,
-        labels: tuple[str, ...],
-        walk: Callable[[ScrapeState], Iterable[tuple[tuple[str, ...], T]]],
-    ) -> None:
-        self.labels = labels
-        self._walk = walk
+    labels: tuple[str, ...]
+    walk: Callable[[ScrapeState], Iterable[tuple[tuple[str, ...], T]]]
 
     def one(self, read: Callable[[T], Value | None]) -> Reader:
-        """Return a reader of one value per member.
+        """Return a reader of one value per member; ``None`` is not known, and absent."""
 
-        Args:
-            read: Returns the value; ``None`` if it is not known.
-        """
-        return self.by(read=lambda member: _table(read(member)))
+        def table(member: T) -> Table:
+            value = read(member)
+            return () if value is None else (((), value),)
+
+        return self.by(read=table)
 
     def by(self, *labels: str, read: Callable[[T], Table]) -> Reader:
         """Return a reader of several values per member, under further labels.
@@ -89,20 +79,17 @@ class Scope(Generic[T]):
             read: Returns their values, in the same order, and the number, for each sample. No
                 two have the same label values: Prometheus refuses a scrape in which they have.
         """
-        return Reader((*self.labels, *labels), self._walk, read)
+        return Reader((*self.labels, *labels), self.walk, read)
 
-
-def _table(value: Value | None) -> Table:
-    """Return the table of a single value; an empty one if it is not known."""
-    return () if value is None else (((), value),)
+    def histogram(
+        self, *labels: str, read: Callable[[T], Iterable[tuple[tuple[str, ...], Distribution]]]
+    ) -> Reader:
+        """Return a reader of histograms, as ``by``."""
+        return self.by(*labels, read=read)._replace(is_histogram=True)
 
 
 def part(find: Callable[[RankView], T]) -> Scope[T]:
-    """Return a part of each rank as a scope.
-
-    Args:
-        find: Returns the part of a rank.
-    """
+    """Return a part of each rank as a scope."""
 
     def walk(state: ScrapeState) -> list[tuple[tuple[str, ...], T]]:
         return [(values, find(rank)) for values, rank in state.ranks]
@@ -115,9 +102,6 @@ class NewestRecord(Generic[T]):
 
     Attributes:
         or_none: The record of each rank, ``None`` before the first.
-
-    Args:
-        find: Returns the record of a rank; ``None`` before the first.
     """
 
     def __init__(self, find: Callable[[RankView], T | None]) -> None:
@@ -131,6 +115,17 @@ class NewestRecord(Generic[T]):
         """
         return self.or_none.one(lambda record: 0 if record is None else read(record))
 
+    def counts(
+        self, label: str, values: Iterable[str], read: Callable[[T], Iterable[float]]
+    ) -> Reader:
+        """Return a reader of such a count for each of ``values``, in whose order they are read."""
+
+        def table(record: T | None) -> Table:
+            found = repeat(0.0) if record is None else read(record)
+            return [((value,), number) for value, number in zip(values, found, strict=False)]
+
+        return self.or_none.by(label, read=table)
+
     def one(self, read: Callable[[T], float | None]) -> Reader:
         """Return a reader of a value per rank that is absent before the first record."""
         return self.or_none.one(lambda record: None if record is None else read(record))
@@ -140,9 +135,9 @@ class NewestRecord(Generic[T]):
         return self.or_none.by(*labels, read=lambda record: () if record is None else read(record))
 
 
-def exported(rows: Iterable[Fact]) -> list[Metric]:
+def exported(rows: Iterable[Fact]) -> Rows:
     """Return the metrics of those numbers of a rank that have a name in Prometheus."""
-    return [Metric(fact.name, fact.says, PER_RANK.one(fact.read)) for fact in rows if fact.name]
+    return {fact.name: (fact.says, PER_RANK.one(fact.read)) for fact in rows if fact.name}
 
 
 def each(values: Mapping[str, float]) -> Table:
@@ -163,19 +158,20 @@ def summed(samples: Iterable[tuple[tuple[str, ...], float]]) -> Table:
     return totals.items()
 
 
-def _optimizers(state: ScrapeState) -> Iterator[tuple[tuple[str, ...], OptimizerRecord]]:
+def _optimizers(state: ScrapeState) -> Iterator[tuple[tuple[str, ...], records.OptimizerRecord]]:
     """Yield the optimizers; before one was seen the first, so that its counters start at 0."""
     for values, rank in state.ranks:
         known = rank.optimizers or {0: _UNUSED_OPTIMIZER}
         # In a ring an index is any number; the view has taken those beyond the limit together.
         for index in sorted(known):
-            yield (*values, "other" if index == OTHER_OPTIMIZERS else str(index)), known[index]
+            label = "other" if index == records.OTHER_OPTIMIZERS else str(index)
+            yield (*values, label), known[index]
 
 
-def per_module(topic: Topic) -> Scope[RangeRecord]:
+def per_module(topic: records.Topic) -> Scope[records.RangeRecord]:
     """Return the modules that a rank exports series of and that have ranges of ``topic``."""
 
-    def walk(state: ScrapeState) -> Iterator[tuple[tuple[str, ...], RangeRecord]]:
+    def walk(state: ScrapeState) -> Iterator[tuple[tuple[str, ...], records.RangeRecord]]:
         for values, rank in state.ranks:
             for module in rank.ranges.modules.exported:
                 record = rank.ranges.newest(topic, module)
@@ -198,7 +194,7 @@ ONCE: Scope[ScrapeState] = Scope((), lambda state: [((), state)])
 """Whatever there is one of on a machine: the daemon. Its member is the whole state."""
 
 PER_RANK: Scope[RankView] = Scope(_RANK, lambda state: state.ranks)
-PER_OPTIMIZER: Scope[OptimizerRecord] = Scope((*_RANK, "optimizer"), _optimizers)
+PER_OPTIMIZER: Scope[records.OptimizerRecord] = Scope((*_RANK, "optimizer"), _optimizers)
 
 PER_GPU: Scope[Gpu] = Scope(GPU_LABELS, lambda state: state.gpus)
 """The GPUs that were ever seen; one that has gone has no readings."""
@@ -206,13 +202,13 @@ PER_GPU: Scope[Gpu] = Scope(GPU_LABELS, lambda state: state.gpus)
 PER_INSTANCE: Scope[Instance] = Scope((*GPU_LABELS, "gpu_instance"), _instances)
 """The GPU instances of GPUs in MIG mode."""
 
-TOTALS: NewestRecord[SamplingRecord] = NewestRecord(lambda rank: rank.totals)
+TOTALS: NewestRecord[records.SamplingRecord] = NewestRecord(lambda rank: rank.totals)
 """The newest totals of sampling."""
 
-CENSUS: NewestRecord[CensusRecord] = NewestRecord(lambda rank: rank.precision.census)
+CENSUS: NewestRecord[records.CensusRecord] = NewestRecord(lambda rank: rank.precision.census)
 """The newest op census."""
 
-WINDOW: NewestRecord[WindowRecord] = NewestRecord(lambda rank: rank.precision.window)
+WINDOW: NewestRecord[records.WindowRecord] = NewestRecord(lambda rank: rank.precision.window)
 """The newest profiler window; its numbers are totals of all windows so far."""
 
 

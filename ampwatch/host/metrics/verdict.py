@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.registry import KINDS
-from ampwatch.host.metrics.metric import Exemplified, Metric
+from ampwatch.host.metrics.metric import Exemplified
 from ampwatch.host.metrics.scopes import PER_RANK, each, exported, part
 from ampwatch.report.accounts import place
 from ampwatch.report.endings import Failure
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ampwatch.host.fleet import RankView
-    from ampwatch.host.metrics.metric import Reader
+    from ampwatch.host.metrics.metric import Reader, Rows
     from ampwatch.host.metrics.scopes import Table
     from ampwatch.state.findings import FindingSums, SortTotals
 
@@ -61,25 +61,22 @@ def _failure(rank: RankView) -> Table:
         yield (str(is_cause).lower(), failure.error), 1
 
 
-VERDICT: tuple[Metric, ...] = (
-    Metric(
-        "ampwatch_run_health",
+VERDICT: Rows = {
+    "ampwatch_run_health": (
         "Whether the verdict on the rank, as on the page and in reports, is the given one (1) or not (0).",
         part(lambda rank: None if rank.verdict is None else rank.verdict.level).by(
             "health", read=lambda current: each({v.label: int(v is current) for v in Level})
         ),
     ),
-    Metric(
-        "ampwatch_root_info",
+    "ampwatch_root_info": (
         "The finding that the verdict on the rank names (value is always 1), with the worst severity of what it explains. Absent where nothing alarming is current.",
         PER_RANK.by("kind", "severity", "place", "op", "first_step", "remedy", read=_root),
     ),
-    Metric(
-        "ampwatch_rank_failure_info",
+    "ampwatch_rank_failure_info": (
         "A rank that has failed (value is always 1).",
         PER_RANK.by("cause", "error", read=_failure),
     ),
-)
+}
 
 
 _SUMS = part(lambda rank: rank.finding_totals.sums)
@@ -107,21 +104,18 @@ def _steps(sums: FindingSums) -> Table:
         yield (kind,), Exemplified(steps[kind], {"step": str(finding.last_step)}, seen_ns / 1e9)
 
 
-FINDINGS: tuple[Metric, ...] = (
-    *exported(facts.FINDINGS),
-    Metric(
-        "ampwatch_findings",
+FINDINGS: Rows = {
+    **exported(facts.FINDINGS),
+    "ampwatch_findings": (
         "Findings so far, one per place (module, parameter, optimizer ...).",
         _by_sort(lambda totals: totals.num_places),
     ),
-    Metric(
-        "ampwatch_finding_last_seen_timestamp_seconds",
+    "ampwatch_finding_last_seen_timestamp_seconds": (
         "Unix time at which a finding of this kind was last seen; updated at least once a minute while it lasts.",
         _by_sort(lambda totals: totals.last_seen_ns / 1e9),
     ),
-    Metric(
-        "ampwatch_finding_steps_total",
+    "ampwatch_finding_steps_total": (
         "Iterations in which a finding of this kind was seen, summed over places. In OpenMetrics with the newest iteration as exemplar (step).",
         _SUMS.by("kind", read=_steps),
     ),
-)
+}

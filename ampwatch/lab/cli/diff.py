@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import os
-import shutil
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import argparse
+from ampwatch.cli.output import encodable, piped, progress, width
+from ampwatch.lab.difference.ranks import compare_runs
+from ampwatch.lab.difference.words import difference_document, render_difference
+from ampwatch.lab.tape.files import find_tapes
 
 DESCRIPTION = """\
 Compare two runs trained on the same batches: float32 against float16,
@@ -21,8 +20,6 @@ Both have to be recorded: ampwatch.monitor(model, scaler, lab=True, record_dir="
 AMPWATCH_LAB=1 AMPWATCH_RECORD_DIR=DIR in the environment. Each leaves a tape in DIR. No daemon is needed,
 and tapes are read on any machine; nothing in them is executed.
 """
-
-HELP = "say where two runs of the same batches first differ"
 
 EPILOG = """\
 examples:
@@ -38,8 +35,6 @@ by more, and 1 if they cannot be compared.
 """
 
 DIFFERENT = 3
-MAX_WIDTH = 100
-MIN_WIDTH = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,30 +51,16 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         DiffError: If the runs cannot be compared.
     """
-    from ampwatch.cli.progress import progress  # noqa: PLC0415 - --help must be quick
-    from ampwatch.lab.difference.ranks import compare_runs  # noqa: PLC0415 - likewise
-    from ampwatch.lab.difference.words import difference_document, render_difference  # noqa: PLC0415
-    from ampwatch.lab.tape.files import find_tapes  # noqa: PLC0415 - likewise
-
     with progress("comparing the tapes"):
         runs = compare_runs(*(find_tapes(Path(asked)) for asked in (args.a, args.b)))
-    try:
+    with piped():
         if args.json:
             print(json.dumps(difference_document(runs), indent=2))
         else:
-            columns = shutil.get_terminal_size((MAX_WIDTH, 40)).columns
-            width = min(max(columns, MIN_WIDTH), MAX_WIDTH)
-            print(_printable(render_difference(runs, width)), end="")
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has read enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            text = render_difference(runs, width())
+            # Names of modules may be any text.
+            shown = (
+                c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text
+            )
+            print(encodable("".join(shown)), end="")
     return 0 if runs.is_explained else DIFFERENT
-
-
-def _printable(text: str) -> str:
-    """Return ``text`` as the terminal can show it: names of modules may be any text."""
-    encoding = sys.stdout.encoding or "utf-8"
-    plain = "".join(
-        c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text
-    )
-    return plain.encode(encoding, errors="replace").decode(encoding)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 from contextlib import ExitStack
 
-from ampwatch.cli.asking import add_choice, ask, choose, empty_file, running
+from ampwatch.cli.asking import add_choice, answer_of, choose
+from ampwatch.cli.output import above_zero
 from ampwatch.errors import AskError
+from ampwatch.lab.budget import from_dict, to_json
+from ampwatch.wire.ring.text import parse_json
 
 DESCRIPTION = """\
 Ask a training that runs under ampwatch for the error budget of its newest batch: how far
@@ -18,8 +21,6 @@ lab=True, and with a ring (not serve=False). Between two iterations it runs that
 model, in float64 as well, and goes on: it pauses for the time of some five to fifteen steps.
 Nothing in its program changes.
 """
-
-HELP = "show where the error of a running training appears, op by op"
 
 EPILOG = """\
 examples:
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_choice(parser)
     parser.add_argument(
         "--lines",
-        type=_count,
+        type=above_zero(int, "a number of lines > 0"),
         default=10,
         metavar="N",
         help="lines of each table (default: %(default)s)",
@@ -54,31 +55,12 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         AmpwatchError: If there is no budget, saying why, or a setting is not usable.
     """
-    from ampwatch.cli.progress import progress  # noqa: PLC0415 - not for --help
-    from ampwatch.lab.budget import from_dict, to_json  # noqa: PLC0415 - likewise
-    from ampwatch.wire.ring.text import parse_json  # noqa: PLC0415 - likewise
-
     with ExitStack() as undo:
-        reader = choose(running(undo), args.run, args.rank)
-        # Beside the ring, which both can reach: a container may have a /tmp of its own.
-        raw = empty_file(reader.path.with_name("errors.json"), undo)
-        with progress(f"waiting for an iteration of {reader.identity.run} to end"):
-            ask(reader, raw, "errors", 1, args.timeout, undo)
-        try:
-            budget = from_dict(parse_json(raw.read_bytes()))
-        except (OSError, ValueError) as error:
-            msg = f"cannot read the answer of the training: {error}"
-            raise AskError(msg) from error
+        raw, _ = answer_of(choose(undo, args.run, args.rank), "errors", args.timeout)
+    try:
+        budget = from_dict(parse_json(raw))
+    except ValueError as error:
+        msg = f"cannot read the answer of the training: {error}"
+        raise AskError(msg) from error
     print(to_json(budget) if args.json else budget.table(args.lines), end="")
     return 0
-
-
-def _count(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number > 0:
-        return number
-    msg = f"expected a number of lines > 0, got {text!r}"
-    raise argparse.ArgumentTypeError(msg)

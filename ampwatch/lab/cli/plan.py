@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
-from ampwatch.cli.asking import add_choice, ask, choose, empty_file, running
-from ampwatch.cli.progress import progress
+from ampwatch.cli.asking import add_choice, answer_of, choose
+from ampwatch.cli.report import boxes_of
 from ampwatch.errors import AskError, ReportError
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from ampwatch.wire.blackbox import Box
-    from ampwatch.wire.records import PlanRecord
-    from ampwatch.wire.ring import RingReader
+from ampwatch.lab.precision.plan import LINES, to_json
+from ampwatch.lab.precision.planner import LIMIT_DB, MAX_FLUSHED, checked, plan_of, records_of
+from ampwatch.wire.blackbox import Box
+from ampwatch.wire.blackbox.document import from_json
+from ampwatch.wire.records import PlanRecord
+from ampwatch.wire.ring import RingReader
 
 DESCRIPTION = """\
 Plan the precision of a training: for each linear and convolutional layer, and for each of
@@ -30,8 +28,6 @@ running training reports from then on when a layer leaves the plan (the finding 
 page shows the plan on the map of the model; --no-follow turns both off.
 docs/lab.md says how the noise is predicted.
 """
-
-HELP = "plan which layer can train in which number format"
 
 EPILOG = """\
 examples:
@@ -62,22 +58,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--limit",
         type=float,
         metavar="DB",
-        help="least signal-to-noise ratio of a product (default: 20)",
+        default=LIMIT_DB,
+        help="least signal-to-noise ratio of a product (default: %(default)g)",
     )
     add(
         "--flushed",
         type=float,
         metavar="SHARE",
-        help="largest share of an operand that may become zero (default: 0.1)",
+        default=MAX_FLUSHED,
+        help="largest share of an operand that may become zero (default: %(default)g)",
     )
     add("--gpu", metavar="NAME", help="plan for this GPU: A100, H100, B200, ...")
-    add("--formats", metavar="A,B,...", help="choose from these formats only")
+    add("--formats", metavar="A,B,...", type=_names, help="choose from these formats only")
     add(
         "--no-follow",
         action="store_true",
         help="do not have the training report when it leaves this plan",
     )
-    add("--lines", type=int, metavar="N", help="layers of the table (default: 40)")
+    lines = "layers of the table (default: %(default)s)"
+    add("--lines", type=int, metavar="N", default=LINES, help=lines)
     add("--json", action="store_true", help="print all of it as JSON")
     add_choice(parser)
 
@@ -88,38 +87,40 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         AmpwatchError: If there is no plan, saying why, or an argument makes no sense.
     """
-    from ampwatch.lab.precision import LIMIT_DB, MAX_FLUSHED  # noqa: PLC0415 - not for --help
-    from ampwatch.lab.precision.plan import LINES, to_json  # noqa: PLC0415 - likewise
-    from ampwatch.lab.precision.planner import checked, plan_of, records_of  # noqa: PLC0415 - likewise
-
-    limit = LIMIT_DB if args.limit is None else args.limit
-    flushed = MAX_FLUSHED if args.flushed is None else args.flushed
-    formats = (
-        None if args.formats is None else [f.strip() for f in args.formats.split(",") if f.strip()]
-    )
-    checked(limit, flushed, args.gpu, formats)  # before anybody is asked
+    # Before anybody is asked.
+    wanted = checked(args.limit, args.flushed, args.gpu, args.formats)
     with ExitStack() as undo:
         reader, step = None, 0
         if args.report is not None:
             box = _reported(args)
         else:
-            reader = choose(running(undo), args.run, args.rank)
-            box, step = _asked(reader, args)
-        plan = plan_of(box, limit=limit, max_flushed=flushed, gpu=args.gpu, formats=formats)
+            reader = choose(undo, args.run, args.rank)
+            raw, answer = answer_of(reader, "layers", args.timeout)
+            box, step = from_json(raw, "the answer of the training")[0], answer.step
+        plan = plan_of(box, wanted)
         if plan.why_not:
             msg = f"no precision plan: {plan.why_not}"
             raise ReportError(msg)
-        lines = LINES if args.lines is None else max(args.lines, 1)
-        print(to_json(plan) if args.json else plan.table(lines), end="", flush=True)
+        print(to_json(plan) if args.json else plan.table(max(args.lines, 1)), end="", flush=True)
         if reader is not None and not args.no_follow:
             _have_followed(reader, records_of(plan, step), args.timeout)
     return 0
 
 
+def _have_followed(reader: RingReader, plan: Sequence[PlanRecord], timeout_s: float) -> None:
+    """Have the training tell when it leaves the plan; if it cannot, the plan stands anyway."""
+    try:
+        answer_of(reader, "follow", timeout_s, plan)
+    except AskError as error:
+        print(f"ampwatch: the training does not follow this plan: {error}", file=sys.stderr)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def _reported(args: argparse.Namespace) -> Box:
     """Return the newest box of a report, of the rank that is asked for, that knows layers."""
-    from ampwatch.cli.report import boxes_of  # noqa: PLC0415 - not for --help
-
     boxes = boxes_of(args.report)
     wanted = [
         box
@@ -131,33 +132,3 @@ def _reported(args: argparse.Namespace) -> Box:
         msg = f"expected a rank that --run and --rank choose in {args.report}, found {found}"
         raise ReportError(msg)
     return max(wanted, key=lambda box: (bool(box.layers), box.written_ns, -box.identity.rank))
-
-
-def _asked(reader: RingReader, args: argparse.Namespace) -> tuple[Box, int]:
-    """Return what a running training says of its layers, and the step at which it did."""
-    from ampwatch.wire.blackbox.document import from_json  # noqa: PLC0415 - not for --help
-
-    with ExitStack() as undo:
-        raw = _file_beside(reader, undo)
-        with progress(f"waiting for an iteration of {reader.identity.run} to end"):
-            answer = ask(reader, raw, "layers", 1, args.timeout, undo)
-        try:
-            boxes = from_json(raw.read_bytes(), "the answer of the training")
-        except OSError as error:
-            msg = f"cannot read the answer of the training: {error}"
-            raise AskError(msg) from error
-    return boxes[0], answer.step
-
-
-def _have_followed(reader: RingReader, plan: Sequence[PlanRecord], timeout_s: float) -> None:
-    """Have the training tell when it leaves the plan; if it cannot, the plan stands anyway."""
-    try:
-        with ExitStack() as undo, progress(f"having {reader.identity.run} follow the plan"):
-            ask(reader, _file_beside(reader, undo), "follow", 1, timeout_s, undo, plan=plan)
-    except AskError as error:
-        print(f"ampwatch: the training does not follow this plan: {error}", file=sys.stderr)
-
-
-def _file_beside(reader: RingReader, undo: ExitStack) -> Path:
-    # Beside the ring, which both can reach: a container may have a /tmp of its own.
-    return empty_file(reader.path.with_name("plan.json"), undo)

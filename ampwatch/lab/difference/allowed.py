@@ -7,15 +7,10 @@ and by what it rounds. So a place is found also in a step in which everything is
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from ampwatch.lab.tape.rows import RowKind
+from ampwatch.lab.tape.rows import RowKind, TapeRow
 from ampwatch.numerics.formats import FORMATS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ampwatch.lab.tape.rows import TapeRow
 
 ROUNDINGS = 4.0
 """Units of rounding that one op may be off. The error of rounding once is 0.3 units in the mean square,
@@ -70,10 +65,7 @@ def flushed(row: TapeRow, other: TapeRow) -> float:
 def condition(row: TapeRow, sources: Sequence[TapeRow], siblings: Sequence[TapeRow]) -> float:
     """Return by how much an op may magnify relative errors of its inputs, by what it cancels.
 
-    Args:
-        row: What it has made.
-        sources: What it has read.
-        siblings: All that it has made, in order.
+    It has made ``row``, one of all ``siblings``, which are in order.
     """
     # Norms of bits, indices and masks say nothing of what is computed.
     read = [source for source in sources if source.dtype in FORMATS]
@@ -152,13 +144,7 @@ def accumulated(row: TapeRow, sources: Sequence[TapeRow]) -> float:
 
 
 def turned_share(a: TapeRow, b: TapeRow, distance: float) -> float:
-    """Return the share of elements so near zero that what two gradients are apart may turn them around.
-
-    Args:
-        a: The gradient in the one run.
-        b: In the other.
-        distance: How far they are apart.
-    """
+    """Return the share of elements so near zero that what two gradients are apart may turn them around."""
     if not distance or not a.numel:
         return 0.0
     apart = min(distance, 1.0) * max(a.norm, b.norm) / math.sqrt(a.numel)

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from ampwatch.lab.tape.rows import RowKind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from ampwatch.lab.tape.files import Tape
-    from ampwatch.lab.tape.rows import TapeModule
+from ampwatch.lab.tape.files import Tape
+from ampwatch.lab.tape.rows import RowKind, TapeModule
 
 
 @dataclass
 class Contrast:
-    """In sentences, what differs between two runs, whether or not it changes a number.
+    """In sentences, what differs between two runs, whether or not it changes a number."""
 
-    Attributes:
-        facts: Versions, device, flags.
-        optimizers: Their classes and numbers.
-        modules: By module, what it says of itself.
-    """
-
-    facts: list[str] = field(default_factory=list)
-    optimizers: list[str] = field(default_factory=list)
-    modules: dict[str, list[str]] = field(default_factory=dict)
+    facts: list[str] = field(default_factory=list)  # versions, device, flags
+    optimizers: list[str] = field(default_factory=list)  # their classes and numbers
+    modules: dict[str, list[str]] = field(default_factory=dict)  # by module, what it says of itself
 
     def of_module(self, name: str) -> list[str]:
         """Return what differs of a module, and of those around it, the innermost first."""

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from ampwatch.lab.tape.rows import RowKind, TapeRow
+from ampwatch.lab.tape.rows import RowKind, TapeRow, TapeStep
 
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Sequence
-
-    from ampwatch.lab.tape.rows import TapeStep
-
-    _Key = tuple[str, tuple[int, ...]]
+_Key = tuple[str, tuple[int, ...]]
 
 CASTS = frozenset({"_to_copy", "to", "copy", "_foreach_copy_"})
 """Ops that only change the dtype: runs of other formats have others, which is no difference."""
@@ -43,35 +39,23 @@ MAX_EXCHANGED = 64
 
 
 class Pair(NamedTuple):
-    """Two rows of the same thing.
+    """Two rows of the same thing."""
 
-    Attributes:
-        a: Number of the row in the one run.
-        b: Number in the other.
-        distance: Norm of the difference, as a share of the larger norm; infinite where one is not
-            finite and the other is.
-    """
-
-    a: int
-    b: int
+    a: int  # number of the row in the one run
+    b: int  # number in the other
+    # norm of the difference, as a share of the larger norm; infinite where one is not finite and
+    # the other is
     distance: float
 
 
 @dataclass(frozen=True)
 class PairedStep:
-    """One step of both runs.
+    """One step of both runs."""
 
-    Attributes:
-        step: Its index.
-        a: Rows of the one.
-        b: Rows of the other.
-        pairs: The pairs, in the order of the one.
-    """
-
-    step: int
-    a: Sequence[TapeRow]
-    b: Sequence[TapeRow]
-    pairs: Sequence[Pair]
+    step: int  # its index
+    a: Sequence[TapeRow]  # rows of the one
+    b: Sequence[TapeRow]  # rows of the other
+    pairs: Sequence[Pair]  # the pairs, in the order of the one
 
     def of_kind(self, *kinds: RowKind) -> list[Pair]:
         """Return the pairs of some kinds."""
@@ -86,13 +70,7 @@ class PairedStep:
 
 
 def distance(a: TapeRow, b: TapeRow, ratio: float = 1.0) -> float:
-    """Return how far two rows are apart, as a share of the larger norm.
-
-    Args:
-        a: The one.
-        b: The other.
-        ratio: What ``b`` is multiplied by first.
-    """
+    """Return how far ``a`` and ``b``, multiplied by ``ratio``, are apart, as a share of the larger norm."""
     if a.nonfinite != b.nonfinite and (not a.nonfinite or not b.nonfinite):
         return math.inf
     if not a.sketch or not b.sketch:
@@ -111,8 +89,8 @@ def pair_up(a: TapeStep, b: TapeStep, ratio: float, *, left_out: Container[str] 
     """Return one step of both runs, paired.
 
     Args:
-        a: The step of the one.
-        b: The step of the other.
+        a: The one.
+        b: The other.
         ratio: Loss scale of the one by that of the other: what is computed in backward may be
             multiplied by it, and the loss.
         left_out: Parameters that are not the same part of the model in both.

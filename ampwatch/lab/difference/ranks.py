@@ -4,42 +4,31 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 from ampwatch.errors import DiffError
 from ampwatch.lab.difference.pairs import STATE, distance
 from ampwatch.lab.difference.verdict import Departure, Difference, compare
-from ampwatch.lab.tape.files import read_head, read_tape
-from ampwatch.lab.tape.rows import RowKind
+from ampwatch.lab.tape.files import Tape, read_head, read_tape
+from ampwatch.lab.tape.rows import RowKind, TapeRow
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from ampwatch.lab.tape.files import Tape
-    from ampwatch.lab.tape.rows import TapeRow
-
-    _Key = tuple[int, int, str]
-    """Step, kind and name of what each rank has."""
+_Key = tuple[int, int, str]
+"""Step, kind and name of what each rank has."""
 
 MAX_LISTED = 8
 """Ranks that are listed in a sentence."""
 
 
 class RankDifference(NamedTuple):
-    """What one rank of a run and one of the other say.
+    """What one rank of a run and one of the other say."""
 
-    Attributes:
-        a: Rank in the one run.
-        b: Rank in the other.
-        found: Where they part.
-    """
-
-    a: int
-    b: int
-    found: Difference
+    a: int  # rank in the one run
+    b: int  # rank in the other
+    found: Difference  # where they part
 
     @property
     def first(self) -> Departure | None:
@@ -48,45 +37,30 @@ class RankDifference(NamedTuple):
 
 
 class Parting(NamedTuple):
-    """What the ranks of one run should have alike, and have not.
+    """What the ranks of one run should have alike, and have not."""
 
-    Attributes:
-        run: ``A`` or ``B``.
-        step: The first step in which they have not.
-        kind: Weight before the step, gradient, or weight after it.
-        name: The parameter.
-        ranks: Those that are not as most are; all of them where no value has a majority.
-        num_ranks: Ranks that were compared.
-        distance: The largest distance to the first rank.
-        num_parameters: Parameters that part in this run sooner or later.
-    """
-
-    run: str
-    step: int
-    kind: RowKind
-    name: str
+    run: str  # ``A`` or ``B``
+    step: int  # the first step in which they have not
+    kind: RowKind  # weight before the step, gradient, or weight after it
+    name: str  # the parameter
+    # those that are not as most are; all of them where no value has a majority
     ranks: tuple[int, ...]
-    num_ranks: int
-    distance: float
-    num_parameters: int
+    num_ranks: int  # ranks that were compared
+    distance: float  # the largest distance to the first rank
+    num_parameters: int  # parameters that part in this run sooner or later
 
 
 @dataclass
 class RunsDifference:
-    """What two runs held against each other say, of all ranks.
+    """What two runs held against each other say, of all ranks."""
 
-    Attributes:
-        a: The tape of the leading rank in the one run: that of the first departure.
-        b: Its tape in the other.
-        pairs: The ranks, as they were held against each other; the leading one first.
-        partings: What parts between the ranks of one run alone: at most one of each run.
-        notes: In sentences, what could not be compared, in all ranks or in some.
-    """
-
-    a: Tape
-    b: Tape
+    a: Tape  # the tape of the leading rank in the one run: that of the first departure
+    b: Tape  # its tape in the other
+    # the ranks, as they were held against each other; the leading one first
     pairs: list[RankDifference]
+    # what parts between the ranks of one run alone: at most one of each run
     partings: list[Parting] = field(default_factory=list)
+    # in sentences, what could not be compared, in all ranks or in some
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -142,25 +116,19 @@ def compare_runs(a: Mapping[int, Path], b: Mapping[int, Path]) -> RunsDifference
     failed: list[tuple[int, DiffError]] = []
     is_only = len(a) == len(b) == 1
     for rank_a, rank_b in _pairs(*runs):
+        tapes: tuple[Tape, Tape] | None = None
         try:
             tapes = runs[0].read(rank_a), runs[1].read(rank_b)
-        except DiffError as error:
-            if is_only:
-                raise
-            failed.append((max(rank_a, rank_b), error))
-            continue
-        try:
-            difference = compare(*tapes)
+            pair = RankDifference(rank_a, rank_b, compare(*tapes))
         except DiffError as error:
             if is_only:
                 raise
             rank = max(rank_a, rank_b)
-            if not tapes[0].steps.keys().isdisjoint(tapes[1].steps):
+            if tapes is not None and not tapes[0].steps.keys().isdisjoint(tapes[1].steps):
                 msg = f"rank {rank}: {error}"
                 raise DiffError(msg) from None
             failed.append((rank, error))
             continue
-        pair = RankDifference(rank_a, rank_b, difference)
         if found is None:
             found = RunsDifference(*tapes, [pair])
         elif _order(pair) < _order(found.pairs[0]):
@@ -172,7 +140,8 @@ def compare_runs(a: Mapping[int, Path], b: Mapping[int, Path]) -> RunsDifference
         raise failed[0][1] if failed else _nothing_in_common(*runs)
     found.partings = _partings(runs)
     noted = [(max(pair.a, pair.b), pair.found.notes) for pair in found.pairs]
-    found.notes = [*_together(noted), *_failed(failed), *runs[0].notes(), *runs[1].notes()]
+    unread = [f"rank {rank} could not be compared: {error}" for rank, error in failed]
+    found.notes = [*_together(noted), *unread, *runs[0].notes(), *runs[1].notes()]
     return found
 
 
@@ -312,11 +281,6 @@ def _together(noted: Sequence[tuple[int, list[str]]]) -> list[str]:
         sentence if len(who) == len(noted) else f"{ranks_in_words(sorted(who))}: {sentence}"
         for sentence, who in ranks.items()
     ]
-
-
-def _failed(failed: Iterable[tuple[int, DiffError]]) -> Iterator[str]:
-    for rank, error in failed:
-        yield f"rank {rank} could not be compared: {error}"
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ampwatch.errors import DiffError
 from ampwatch.lab.difference.allowed import (
@@ -20,19 +21,14 @@ from ampwatch.lab.difference.allowed import (
 from ampwatch.lab.difference.context import Contrast, contrast, profile_of
 from ampwatch.lab.difference.pairs import (
     CASTS,
+    Pair,
     PairedStep,
     distance,
     pair_state,
     pair_up,
 )
-from ampwatch.lab.tape.rows import RowKind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ampwatch.lab.difference.pairs import Pair
-    from ampwatch.lab.tape.files import Tape
-    from ampwatch.lab.tape.rows import TapeRow
+from ampwatch.lab.tape.files import Tape
+from ampwatch.lab.tape.rows import RowKind, TapeOutcome, TapeRow
 
 UNSEEN_GROWTH = 16.0
 """Factor by which a module may increase what comes in, where its ops were not seen."""
@@ -64,35 +60,20 @@ _FLOW = 2
 
 
 class Departure(NamedTuple):
-    """A place at which two runs are further apart than what comes in and their formats explain.
-
-    Attributes:
-        step: The step.
-        kind: What it was seen in.
-        module: The module.
-        name: The op, or the parameter or module.
-        phase: ``forward``, ``backward``, ``state`` or ``update``.
-        distance: How far they are apart there.
-        allowed: How far they might be.
-        incoming: How far what comes in is apart.
-        a: The row of the one, ``None`` if it has none.
-        b: The row of the other.
-        number: Number of the row in the one.
-        only: Ops that one of the runs alone has just before it: ``A runs mul``.
-    """
+    """A place at which two runs are further apart than what comes in and their formats explain."""
 
     step: int
-    kind: RowKind
+    kind: RowKind  # what it was seen in
     module: str
-    name: str
-    phase: str
-    distance: float
-    allowed: float
-    incoming: float
-    a: TapeRow
-    b: TapeRow
-    number: int = 0
-    only: tuple[str, ...] = ()
+    name: str  # the op, or the parameter or module
+    phase: str  # ``forward``, ``backward``, ``state`` or ``update``
+    distance: float  # how far they are apart there
+    allowed: float  # how far they might be
+    incoming: float  # how far what comes in is apart
+    a: TapeRow  # the row of the one
+    b: TapeRow  # the row of the other
+    number: int = 0  # number of the row in the one
+    only: tuple[str, ...] = ()  # ops that one of the runs alone has just before it: ``A runs mul``
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -101,65 +82,42 @@ class Departure(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """How far the runs are apart in one step; NaN where nothing was recorded.
-
-    Attributes:
-        step: The step.
-        weights: Of all weights before it.
-        outputs: The largest of all outputs of modules.
-        gradients: The largest of all gradients of parameters.
-        losses: The losses of both.
-        scales: The loss scales of both.
-    """
+    """How far the runs are apart in one step; NaN where nothing was recorded."""
 
     step: int
-    weights: float
-    outputs: float
-    gradients: float
-    losses: tuple[float, float]
-    scales: tuple[float, float]
+    weights: float  # of all weights before it
+    outputs: float  # the largest of all outputs of modules
+    gradients: float  # the largest of all gradients of parameters
+    losses: tuple[float, float]  # the losses of both
+    scales: tuple[float, float]  # the loss scales of both
 
 
 class ModuleSpread(NamedTuple):
-    """How far the output of one module is apart in the step of the first departure.
-
-    Attributes:
-        module: The module.
-        output: Distance of its output.
-        gradient: Distance of the gradient that comes back to it; NaN if none was seen.
-        amax: Largest magnitudes of the output, of both.
-        dtypes: Dtypes of the output, of both.
-    """
+    """How far the output of one module is apart in the step of the first departure."""
 
     module: str
-    output: float
-    gradient: float
-    amax: tuple[float, float]
-    dtypes: tuple[str, str]
+    output: float  # distance of its output
+    gradient: float  # distance of the gradient that comes back to it; NaN if none was seen
+    amax: tuple[float, float]  # largest magnitudes of the output, of both
+    dtypes: tuple[str, str]  # dtypes of the output, of both
 
 
 @dataclass
 class Difference:
-    """What two runs held against each other say.
+    """What two runs held against each other say."""
 
-    Attributes:
-        departures: Places that formats do not explain, the first one first.
-        first_apart: The first row that is not the same to the last bit, whether explained or not.
-        spreads: How far they are apart, by step.
-        modules: How far outputs are apart, in the step of the first departure, or the first step.
-        contrast: What the runs say of themselves that differs.
-        notes: In sentences, what could not be compared.
-        steps: Steps that were compared.
-        causes: In sentences, what at the place of the first departure differs.
-    """
-
+    # places that formats do not explain, the first one first
     departures: list[Departure] = field(default_factory=list)
+    # the first row that is not the same to the last bit, whether explained or not
     first_apart: Departure | None = None
-    spreads: list[Spread] = field(default_factory=list)
+    spreads: list[Spread] = field(default_factory=list)  # how far they are apart, by step
+    # how far outputs are apart, in the step of the first departure, or the first step
     modules: list[ModuleSpread] = field(default_factory=list)
+    # what the runs say of themselves that differs
     contrast: Contrast = field(default_factory=Contrast)
-    notes: list[str] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # in sentences, what could not be compared
+    steps: list[int] = field(default_factory=list)  # steps that were compared
+    # in sentences, what at the place of the first departure differs
     causes: list[str] = field(default_factory=list)
 
     @property
@@ -274,9 +232,10 @@ def _is_split(a: Tape, b: Tape, steps: list[int]) -> bool:
     for step in steps:
         mine, theirs = ([r.shape for r in t.steps[step].rows if _is_batch(r)] for t in (a, b))
         if mine != theirs:
+            shapes = [", ".join(map(str, some[:4])) or "none" for some in (mine, theirs)]
             msg = (
-                f"expected two runs of the same batches, got inputs of shapes {_shapes(mine)} and"
-                f" {_shapes(theirs)} in step {step}; give both the same batches, in the same order"
+                f"expected two runs of the same batches, got inputs of shapes {shapes[0]} and"
+                f" {shapes[1]} in step {step}; give both the same batches, in the same order"
             )
             raise DiffError(msg)
     return False
@@ -284,10 +243,6 @@ def _is_split(a: Tape, b: Tape, steps: list[int]) -> bool:
 
 def _is_batch(row: TapeRow) -> bool:
     return row.kind == RowKind.INPUT and not row.module and row.name == ""
-
-
-def _shapes(shapes: list[list[int]]) -> str:
-    return ", ".join(map(str, shapes[:4])) or "none"
 
 
 def _notes(a: Tape, b: Tape, *, is_split: bool, left_out: frozenset[str]) -> list[str]:
@@ -338,16 +293,16 @@ class _Judge:
         classes = {o.get("class", "") for tape in (a, b) for o in tape.head.optimizers}
         self._is_linear = bool(classes) and classes <= LINEAR
 
-    def _rounding(self, a: TapeRow, b: TapeRow) -> float:
+    def _rounded(self, a: TapeRow, b: TapeRow) -> float:
         units = [rounding_of(r, allows_tf32=t) for r, t in zip((a, b), self._tf32, strict=True)]
         # Runs that are set to the same formats have no reason to round otherwise at one op.
-        return min(units) if self._is_alike else max(units)
+        return ROUNDINGS * (min(units) if self._is_alike else max(units))
 
     def first_apart(self, paired: PairedStep) -> Departure | None:
         """Return the first row that is not the same to the last bit."""
         for pair in paired.pairs:
             if pair.distance > 0.0 and paired.a[pair.a].kind != RowKind.NEW_WEIGHT:
-                return self._departure(paired, pair, math.nan, math.nan)
+                return _departure(paired, pair, math.nan, math.nan)
         return None
 
     def departures(self, paired: PairedStep) -> list[Departure]:
@@ -383,7 +338,7 @@ class _Judge:
             else:
                 continue
             if pair.distance > allowed:
-                yield self._departure(paired, pair, allowed, 0.0 if is_first else before)
+                yield _departure(paired, pair, allowed, 0.0 if is_first else before)
 
     def _of_inputs(self, paired: PairedStep) -> Iterator[Departure]:
         for pair in paired.of_kind(RowKind.INPUT):
@@ -395,39 +350,37 @@ class _Judge:
             carried = GROWTH * max(self._left.values(), default=0.0) if a.name else 0.0
             allowed = carried + ROUNDINGS * unit * (a.dtype != b.dtype or carried > 0.0)
             if pair.distance > allowed:
-                yield self._departure(paired, pair, allowed, 0.0)
+                yield _departure(paired, pair, allowed, 0.0)
 
     def _of_flow(self, paired: PairedStep) -> Iterator[Departure]:
         """Yield what was computed further apart than what it was computed from."""
         mine, theirs = _flow(paired.a, paired.pairs, 0), _flow(paired.b, paired.pairs, 1)
-        has_ops = any(row.kind == RowKind.OP for row in paired.a)
         so_far = max(
             (p.distance for p in paired.of_kind(RowKind.WEIGHT, RowKind.INPUT)), default=0.0
         )
         flow = {RowKind.OP, RowKind.OUTPUT, RowKind.OUTPUT_GRADIENT, RowKind.GRADIENT}
         for pair in paired.pairs:
             a, b = paired.a[pair.a], paired.b[pair.b]
-            if a.kind not in flow or (a.kind == RowKind.OP and (a.exchanged or b.exchanged)):
+            is_op, is_gradient = a.kind == RowKind.OP, a.kind == RowKind.GRADIENT
+            if a.kind not in flow or (is_op and (a.exchanged or b.exchanged)):
                 continue
-            if a.kind == RowKind.GRADIENT and (_is_summed(paired.a, a) or _is_summed(paired.b, b)):
-                # Of all ranks, so that what this one has put in does not explain it by itself.
-                incoming = so_far
-                allowed = UNSEEN_GROWTH * (so_far + self._unit) + flushed(a, b)
-            elif a.sources and b.sources:
+            # Of all ranks, so that what this one has put in does not explain it by itself.
+            is_summed = is_gradient and (_is_summed(paired.a, a) or _is_summed(paired.b, b))
+            if a.sources and b.sources and not is_summed:
                 coming = [mine[s] for s in a.sources] + [theirs[s] for s in b.sources]
                 incoming = max(coming)
                 allowed = self._allowed(paired, pair, incoming)
-            elif has_ops and a.kind == RowKind.OP:
+            elif is_op:
                 incoming = 0.0
                 allowed = self._rounded(a, b)
             else:
                 incoming = so_far
                 allowed = UNSEEN_GROWTH * (so_far + self._unit) + flushed(a, b)
-            if a.kind != RowKind.GRADIENT:  # nor does one explain another
+            if not is_gradient:  # nor does one explain another
                 so_far = max(so_far, min(pair.distance, 1.0))
             if pair.distance > allowed:
                 only = (*_only(paired, pair, 0, "A"), *_only(paired, pair, 1, "B"))
-                yield self._departure(paired, pair, allowed, incoming)._replace(only=only)
+                yield _departure(paired, pair, allowed, incoming)._replace(only=only)
 
     def _allowed(self, paired: PairedStep, pair: Pair, incoming: float) -> float:
         a, b = paired.a[pair.a], paired.b[pair.b]
@@ -438,16 +391,13 @@ class _Judge:
         rest = accumulated(a, [paired.a[s] for s in a.sources])
         return factor * (GROWTH * incoming + rest + self._rounded(a, b)) + flushed(a, b)
 
-    def _rounded(self, a: TapeRow, b: TapeRow) -> float:
-        return ROUNDINGS * self._rounding(a, b)
-
     def _of_split(self, paired: PairedStep) -> Iterator[Departure]:
         before = max((p.distance for p in paired.of_kind(RowKind.WEIGHT)), default=0.0)
         for pair in paired.of_kind(RowKind.GRADIENT):
             a, b = paired.a[pair.a], paired.b[pair.b]
             allowed = SPLIT * self._unit + UNSEEN_GROWTH * before + flushed(a, b)
             if pair.distance > allowed:
-                yield self._departure(paired, pair, allowed, before)
+                yield _departure(paired, pair, allowed, before)
 
     def _of_updates(self, paired: PairedStep) -> Iterator[Departure]:
         """Yield updates that are further apart than gradients make them."""
@@ -468,27 +418,7 @@ class _Judge:
                 grown += 2.0 * math.sqrt(self._turned.get(name, 0.0))
             allowed = grown + rounded + decayed
             if apart > allowed:
-                yield self._departure(paired, pair._replace(distance=apart), allowed, incoming)
-
-    def _departure(
-        self, paired: PairedStep, pair: Pair, allowed: float, incoming: float
-    ) -> Departure:
-        a, b = paired.a[pair.a], paired.b[pair.b]
-        kind = RowKind(a.kind)
-        module = a.module if kind in (RowKind.OP, RowKind.INPUT) else a.module or ""
-        return Departure(
-            paired.step,
-            kind,
-            module,
-            a.name,
-            _phase(a),
-            pair.distance,
-            allowed,
-            incoming,
-            a,
-            b,
-            pair.a,
-        )
+                yield _departure(paired, pair._replace(distance=apart), allowed, incoming)
 
     def causes(self, first: Departure, known: Contrast) -> list[str]:
         """Return, in sentences, what differs at the place of a departure."""
@@ -501,7 +431,7 @@ class _Judge:
         if a.nonfinite != b.nonfinite:
             causes.append(f"{a.nonfinite} elements are not finite in A, {b.nonfinite} in B")
         if first.kind in (RowKind.WEIGHT, RowKind.BUFFER) and math.isfinite(first.incoming):
-            causes.append(self._cause_of_state(first))
+            causes.append(_cause_of_state(first))
         if first.kind == RowKind.INPUT and not first.name:
             causes.append(self._cause_of_batch(first))
         causes += known.of_module(first.module)
@@ -513,13 +443,6 @@ class _Judge:
         ]
         return list(dict.fromkeys(causes))
 
-    def _cause_of_state(self, first: Departure) -> str:
-        if first.incoming:
-            return "the weights were changed between two steps, by something else than an optimizer"
-        if first.step:
-            return "they differ before the first step that both recorded: record from the start"
-        return "another seed, another checkpoint, or another way to initialise it"
-
     def _cause_of_batch(self, first: Departure) -> str:
         for step, there in sorted(self._b.steps.items()):
             rows = [r for r in there.rows if _is_batch(r) and r.index == first.a.index]
@@ -528,20 +451,37 @@ class _Judge:
         return "other data, other augmentation, or another order"
 
 
+def _departure(paired: PairedStep, pair: Pair, allowed: float, incoming: float) -> Departure:
+    a, b = paired.a[pair.a], paired.b[pair.b]
+    kind = RowKind(a.kind)
+    phase = _PHASES.get(kind) or ("backward" if a.phase == 1 else "forward")
+    how_far = pair.distance, allowed, incoming
+    return Departure(paired.step, kind, a.module, a.name, phase, *how_far, a, b, pair.a)
+
+
+_PHASES = {
+    RowKind.WEIGHT: "state",
+    RowKind.BUFFER: "state",
+    RowKind.INPUT: "input",
+    RowKind.OUTPUT: "forward",
+    RowKind.OUTPUT_GRADIENT: "backward",
+    RowKind.GRADIENT: "backward",
+    RowKind.NEW_WEIGHT: "update",
+}
+"""Of all but ops, which have their own."""
+
+
 def _dtypes(row: TapeRow) -> str:
     read = " and ".join(row.inputs) or "nothing"
     return f"{row.dtype} from {read}"
 
 
-def _phase(row: TapeRow) -> str:
-    kind = row.kind
-    if kind == RowKind.OP:
-        return "backward" if row.phase == 1 else "forward"
-    if kind in (RowKind.OUTPUT_GRADIENT, RowKind.GRADIENT):
-        return "backward"
-    if kind == RowKind.NEW_WEIGHT:
-        return "update"
-    return "forward" if kind == RowKind.OUTPUT else "state" if kind != RowKind.INPUT else "input"
+def _cause_of_state(first: Departure) -> str:
+    if first.incoming:
+        return "the weights were changed between two steps, by something else than an optimizer"
+    if first.step:
+        return "they differ before the first step that both recorded: record from the start"
+    return "another seed, another checkpoint, or another way to initialise it"
 
 
 def _flow(rows: Sequence[TapeRow], pairs: Sequence[Pair], side: int) -> list[float]:
@@ -550,7 +490,7 @@ def _flow(rows: Sequence[TapeRow], pairs: Sequence[Pair], side: int) -> list[flo
     found: list[float] = []
     for number, row in enumerate(rows):
         if number in known:
-            found.append(min(known[number], 1.0) if math.isfinite(known[number]) else 1.0)
+            found.append(min(known[number], 1.0))
         else:
             found.append(max((found[s] for s in row.sources), default=0.0))
     return found
@@ -612,19 +552,18 @@ def _has_tf32(tape: Tape) -> bool:
 
 
 def _spread(a: Tape, b: Tape, paired: PairedStep) -> Spread:
-    def largest(*kinds: RowKind) -> float:
-        return max((p.distance for p in paired.of_kind(*kinds)), default=math.nan)
+    def largest(kind: RowKind) -> float:
+        return max((p.distance for p in paired.of_kind(kind)), default=math.nan)
 
-    outcomes = [tape.outcomes.get(paired.step) for tape in (a, b)]
-    losses = tuple(math.nan if o is None else o.loss for o in outcomes)
-    scales = tuple(math.nan if o is None else o.scale for o in outcomes)
+    unknown = TapeOutcome(paired.step, math.nan, math.nan, skipped=False)
+    mine, theirs = (tape.outcomes.get(paired.step, unknown) for tape in (a, b))
     return Spread(
         paired.step,
         largest(RowKind.WEIGHT),
         largest(RowKind.OUTPUT),
         largest(RowKind.GRADIENT),
-        (losses[0], losses[1]),
-        (scales[0], scales[1]),
+        (mine.loss, theirs.loss),
+        (mine.scale, theirs.scale),
     )
 
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 import textwrap
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-from ampwatch.lab.difference.ranks import ranks_in_words
+from ampwatch.lab.difference.ranks import Parting, RankDifference, RunsDifference, ranks_in_words
+from ampwatch.lab.difference.verdict import Departure, Difference, ModuleSpread, Spread
+from ampwatch.lab.tape.files import Tape
 from ampwatch.lab.tape.rows import RowKind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from ampwatch.lab.difference.ranks import Parting, RankDifference, RunsDifference
-    from ampwatch.lab.difference.verdict import Departure, Difference, ModuleSpread, Spread
-    from ampwatch.lab.tape.files import Tape
 
 SHOWN_STEPS = 12
 SHOWN_MODULES = 16
@@ -38,7 +34,16 @@ def render_difference(runs: RunsDifference, width: int = 100) -> str:
     """Return two runs held against each other as text for a terminal."""
     found = runs.lead
     lines = [f"A  {_named(runs.a, runs)}", f"B  {_named(runs.b, runs)}", ""]
-    lines += _verdict(runs, width)
+    for label, words in _verdict(runs):
+        lines += textwrap.wrap(
+            words,
+            width,
+            initial_indent=f"{label:<{INDENT}}",
+            subsequent_indent=" " * INDENT,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    lines.append("")
     lines += _steps(found.spreads)
     lines += _modules(found.modules, found)
     lines += _listed("also different", runs.contrasts, width)
@@ -48,13 +53,12 @@ def render_difference(runs: RunsDifference, width: int = 100) -> str:
 
 def place_of(departure: Departure) -> str:
     """Return the place of a departure in words: ``op addmm in blocks.1.mlp, forward of step 0``."""
-    kind = departure.kind
-    what = _WHAT[kind]
-    if kind == RowKind.INPUT and not departure.name:
+    if departure.kind == RowKind.INPUT and not departure.name:
         return f"the batch of step {departure.step}"
-    name = departure.name or "the model"
-    where = f" in {departure.module or 'the model, outside of its parts'}"
-    inside = where if kind in (RowKind.OP, RowKind.INPUT) else ""
+    name, inside = departure.name or "the model", ""
+    if departure.kind in (RowKind.OP, RowKind.INPUT):
+        inside = f" in {departure.module or 'the model, outside of its parts'}"
+    what = _WHAT[departure.kind]
     return f"{what} {name}{inside}, {departure.phase} of step {departure.step}"
 
 
@@ -68,41 +72,35 @@ def _named(tape: Tape, runs: RunsDifference) -> str:
     return f"{head.run}{rank}: {of}  ({tape.path})"
 
 
-def _verdict(runs: RunsDifference, width: int) -> Iterator[str]:
+def _verdict(runs: RunsDifference) -> Iterator[tuple[str, str]]:
+    """Yield what is said of two runs first: labels, and words."""
     found = runs.lead
     if runs.is_same:
-        yield from _wrapped("verdict", "the same: no sum of any tensor differs", width)
-        yield from _ranks(runs, width)
-        yield ""
+        yield "verdict", "the same: no sum of any tensor differs"
+        yield from _ranks(runs)
         return
     first = found.departures[0] if found.departures else None
     if first is None:
         words = "they differ as their formats explain, and no further"
         if runs.partings:
             words = "ranks of one run differ where they should have the same"
-        yield from _wrapped("verdict", words, width)
-        yield from _ranks(runs, width)
+        yield "verdict", words
+        yield from _ranks(runs)
     else:
-        yield from _wrapped("verdict", "they differ by more than their formats explain", width)
-        yield from _wrapped("where", f"{place_of(first)}{_in_ranks(runs)}", width)
-        yield from _ranks(runs, width)
-        yield from _wrapped("size", _size(first), width)
-        for cause in found.causes:
-            yield from _wrapped("there", cause, width)
-        if not found.causes:
-            yield from _wrapped("there", _without_cause(first), width)
+        yield "verdict", "they differ by more than their formats explain"
+        yield "where", f"{place_of(first)}{_in_ranks(runs)}"
+        yield from _ranks(runs)
+        yield "size", _size(first)
+        for cause in found.causes or [_without_cause(first)]:
+            yield "there", cause
     apart = found.first_apart
     if apart is not None and (first is None or place_of(apart) != place_of(first)):
-        words = f"{place_of(apart)}: {_share(apart.distance)} apart"
-        yield from _wrapped("begins", words, width)
+        yield "begins", f"{place_of(apart)}: {_share(apart.distance)} apart"
     others = _others(found.departures)
     for other in others[:SHOWN_PLACES]:
-        yield from _wrapped("then", f"{place_of(other)}: {_size(other)}", width)
+        yield "then", f"{place_of(other)}: {_size(other)}"
     if len(others) > SHOWN_PLACES:
-        yield from _wrapped(
-            "then", f"{len(others) - SHOWN_PLACES} more places: --json has all", width
-        )
-    yield ""
+        yield "then", f"{len(others) - SHOWN_PLACES} more places: --json has all"
 
 
 def _without_cause(first: Departure) -> str:
@@ -123,13 +121,11 @@ def _in_ranks(runs: RunsDifference) -> str:
     return f", {ranks_in_words(sorted(max(pair.a, pair.b) for pair in here))}"
 
 
-def _ranks(runs: RunsDifference, width: int) -> Iterator[str]:
+def _ranks(runs: RunsDifference) -> Iterator[tuple[str, str]]:
     """Yield what the other ranks say, and what the ranks of one run say of each other."""
     if runs.has_ranks:
-        for words in _other_ranks(runs):
-            yield from _wrapped("ranks", words, width)
-    for parting in runs.partings:
-        yield from _wrapped("parted", _parted(parting), width)
+        yield from (("ranks", words) for words in _other_ranks(runs))
+    yield from (("parted", _parted(parting)) for parting in runs.partings)
 
 
 def _other_ranks(runs: RunsDifference) -> Iterator[str]:
@@ -197,38 +193,26 @@ def _share(value: float) -> str:
     return f"{value:.2g}" if value else "0"
 
 
-def _wrapped(label: str, words: str, width: int) -> list[str]:
-    return textwrap.wrap(
-        words,
-        width,
-        initial_indent=f"{label:<{INDENT}}",
-        subsequent_indent=" " * INDENT,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
 def _steps(spreads: Sequence[Spread]) -> Iterator[str]:
     yield "by step: how far apart, as a share of the norm"
     yield f"{'step':>8}{'weights':>11}{'outputs':>11}{'gradients':>11}{'loss A':>12}{'loss B':>12}{'scale A':>10}{'scale B':>10}"
-    for spread in _thinned(spreads, SHOWN_STEPS):
+    half = SHOWN_STEPS // 2
+    shown = spreads if len(spreads) <= SHOWN_STEPS else [*spreads[:half], *spreads[-half:]]
+    for spread in shown:
         shares = [spread.weights, spread.outputs, spread.gradients]
-        cells = "".join(f"{_share(x) if not math.isinf(x) else 'inf':>11}" for x in shares)
+        cells = "".join(f"{_cell(x):>11}" for x in shares)
         losses = "".join(f"{_number(x):>12}" for x in spread.losses)
         scales = "".join(f"{_number(x):>10}" for x in spread.scales)
         yield f"{spread.step:>8}{cells}{losses}{scales}"
     yield ""
 
 
+def _cell(value: float) -> str:
+    return "inf" if math.isinf(value) else _share(value)
+
+
 def _number(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.6g}"
-
-
-def _thinned(values: Sequence[Any], most: int) -> list[Any]:
-    """Return the first half and the last half of values."""
-    if len(values) <= most:
-        return list(values)
-    return [*values[: most // 2], *values[-(most - most // 2) :]]
 
 
 def _modules(modules: Sequence[ModuleSpread], found: Difference) -> Iterator[str]:
@@ -244,13 +228,9 @@ def _modules(modules: Sequence[ModuleSpread], found: Difference) -> Iterator[str
     yield f"  {'module':<{wide}}{'output':>10}{'gradient':>10}{'amax A':>11}{'amax B':>11}  dtypes"
     for module in shown:
         mark = ">" if module.module == place else " "
-        shares = "".join(
-            f"{'inf' if math.isinf(x) else _share(x):>10}" for x in (module.output, module.gradient)
-        )
+        shares = "".join(f"{_cell(x):>10}" for x in (module.output, module.gradient))
         amax = "".join(f"{x:>11.4g}" for x in module.amax)
-        dtypes = module.dtypes[0]
-        if module.dtypes[0] != module.dtypes[1]:
-            dtypes = f"{module.dtypes[0]}, {module.dtypes[1]}"
+        dtypes = ", ".join(dict.fromkeys(module.dtypes))
         yield f"{mark} {module.module or '(model)':<{wide}}{shares}{amax}  {dtypes}"
     if len(modules) > len(shown):
         yield f"  {len(modules) - len(shown)} more: --json has all"
@@ -274,7 +254,7 @@ def _listed(title: str, sentences: Iterable[str], width: int) -> Iterator[str]:
 def difference_document(runs: RunsDifference) -> dict[str, Any]:
     """Return two runs held against each other for programs: names of fields are an interface."""
     found = runs.lead
-    return {
+    document = {
         "a": _run(runs.a),
         "b": _run(runs.b),
         "verdict": _word(runs),
@@ -282,13 +262,18 @@ def difference_document(runs: RunsDifference) -> dict[str, Any]:
         "departures": [_departure(departure) for departure in found.departures],
         "causes": found.causes,
         "first_apart": None if found.first_apart is None else _departure(found.first_apart),
-        "by_step": [_finite(spread._asdict()) for spread in found.spreads],
-        "by_module": [_finite(module._asdict()) for module in found.modules],
+        "by_step": [spread._asdict() for spread in found.spreads],
+        "by_module": [module._asdict() for module in found.modules],
         "also_different": runs.contrasts,
         "not_compared": runs.notes,
         "ranks": [_of_rank(pair) for pair in sorted(runs.pairs, key=lambda pair: pair[:2])],
-        "parted": [_parting(parting) for parting in runs.partings],
+        "parted": [
+            parting._asdict() | {"kind": parting.kind.name.lower(), "place": _parted(parting)}
+            for parting in runs.partings
+        ],
     }
+    finite: dict[str, Any] = _finite(document)
+    return finite
 
 
 def _word(found: Difference | RunsDifference) -> str:
@@ -306,25 +291,14 @@ def _of_rank(pair: RankDifference) -> dict[str, Any]:
     }
 
 
-def _parting(parting: Parting) -> dict[str, Any]:
-    found = parting._asdict() | {"kind": parting.kind.name.lower(), "ranks": list(parting.ranks)}
-    return {name: _finite(value) for name, value in found.items()} | {"place": _parted(parting)}
-
-
 def _run(tape: Tape) -> dict[str, Any]:
-    head = tape.head
-    return {
-        "path": str(tape.path),
-        "run": head.run,
-        "rank": head.rank,
-        "world_size": head.world_size,
-        "facts": head.facts,
-    }
+    known = ("run", "rank", "world_size", "facts")
+    return {"path": str(tape.path)} | {name: getattr(tape.head, name) for name in known}
 
 
 def _departure(departure: Departure) -> dict[str, Any]:
     a, b = departure.a, departure.b
-    found = {
+    return {
         "step": departure.step,
         "kind": departure.kind.name.lower(),
         "module": departure.module,
@@ -339,7 +313,6 @@ def _departure(departure: Departure) -> dict[str, Any]:
         "norm": [a.norm, b.norm],
         "place": place_of(departure),
     }
-    return {name: _finite(value) for name, value in found.items()}
 
 
 def _finite(value: Any) -> Any:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from ampwatch.host.page.range_state import group_of
-from ampwatch.numerics.block_casts import cast_to_all
+from ampwatch.host.page.rows import State
+from ampwatch.numerics.block_casts import BlockOutcome, cast_to_all
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.report.words import percent
-
-if TYPE_CHECKING:
-    from ampwatch.host.page.rows import State
-    from ampwatch.numerics.block_casts import BlockOutcome
-    from ampwatch.wire.records import RangeRecord
+from ampwatch.wire.records import RangeRecord
 
 
 def losses(record: RangeRecord) -> list[State]:

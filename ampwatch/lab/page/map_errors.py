@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
+from ampwatch.host.page.rows import State
 from ampwatch.lab.budget import right_bits
 from ampwatch.report.words import number
-from ampwatch.wire.records import MAX_BUDGETED
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from ampwatch.host.page.rows import State
-    from ampwatch.wire.records import BudgetRecord
+from ampwatch.wire.records import MAX_BUDGETED, BudgetRecord
 
 NONE = "none"
 
@@ -50,12 +46,7 @@ GRADES = (
 def errors_of_map(
     budgets: Mapping[tuple[str, ...], Mapping[str, BudgetRecord]], modules: Sequence[str]
 ) -> State:
-    """Return error budgets as a map is sent: rows of letters, and what these stand for.
-
-    Args:
-        budgets: Budgets by what they are of, the newest last, by module.
-        modules: The modules of the map, in its order.
-    """
+    """Return error budgets, the newest last, as a map is sent: rows of letters, and what these stand for."""
     known = set(modules)
     others = dict.fromkeys(
         name for budget in budgets.values() for name in budget if name not in known
@@ -76,15 +67,7 @@ def errors_of_map(
             ),
         ],
         "legend": [
-            *(
-                {
-                    "key": g.key,
-                    "sign": g.sign,
-                    "word": g.word,
-                    "meaning": g.meaning,
-                }
-                for g in GRADES
-            ),
+            *({"key": g.key, "sign": g.sign, "word": g.word, "meaning": g.meaning} for g in GRADES),
             {
                 "key": NONE,
                 "sign": "",

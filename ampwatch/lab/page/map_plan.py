@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
+from ampwatch.host.page.rows import State
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.report.words import number, percent, plural
-from ampwatch.wire.records import PRODUCTS, formats_of_words
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from ampwatch.host.page.rows import State
-    from ampwatch.wire.records import PlanRecord
+from ampwatch.wire.records import PRODUCTS, PlanRecord, formats_of_words
 
 NONE, AS_IS = "none", "as is"
 
@@ -25,28 +20,18 @@ def plan_of_map(plan: Mapping[str, PlanRecord], modules: Sequence[str]) -> State
     """Return a plan as a map is sent: rows of letters, and what these stand for.
 
     The codes are in the order of their bits, so that what holds other modules shows the widest of them.
-
-    Args:
-        plan: The plan, by module.
-        modules: The modules of the map, in its order.
     """
     used = {name for record in plan.values() for name in record.formats if name}
     formats = sorted(used, key=lambda name: (_bits(name), name))[: len(_LETTERS)]
     letters = dict(zip(formats, _LETTERS, strict=False)) | {"": "."}
     names = [*modules, *(module for module in plan if module not in set(modules))]
-    rows = []
-    for module in names:
-        record = plan.get(module)
-        rows.append(
-            "." * len(PRODUCTS)
-            if record is None
-            else "".join(letters.get(name, ".") for name in record.formats)
-        )
+    unplanned = ("",) * len(PRODUCTS)
+    of_each = [plan[module].formats if module in plan else unplanned for module in names]
     return {
         "sentence": _sentence(next(iter(plan.values())), len(plan)),
         "columns": list(PRODUCTS),
         "modules": names,
-        "rows": rows,
+        "rows": ["".join(letters.get(name, ".") for name in formats) for formats in of_each],
         "codes": [
             {"letter": ".", "reason": NONE, "grade": 0, "words": "no product of a layer"},
             *({"letter": letters[n], "reason": _key(n), "grade": 2, "words": n} for n in formats),
@@ -84,15 +69,12 @@ def _legend(formats: Iterable[str]) -> Iterable[State]:
     for name in formats:
         by_key.setdefault(_key(name), []).append(name)
     for key, names in by_key.items():
-        bits = key.removeprefix("bits")
-        word = f"{bits} bits" if key != "as_is" else AS_IS
-        meaning = ", ".join(names) if key != "as_is" else "no format was chosen"
-        yield {
-            "key": key,
-            "sign": bits if key != "as_is" else "?",
-            "word": word,
-            "meaning": meaning,
-        }
+        if key == "as_is":
+            sign, word, meaning = "?", AS_IS, "no format was chosen"
+        else:
+            sign = key.removeprefix("bits")
+            word, meaning = f"{sign} bits", ", ".join(names)
+        yield {"key": key, "sign": sign, "word": word, "meaning": meaning}
     yield {
         "key": NONE,
         "sign": "",

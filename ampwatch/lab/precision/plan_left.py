@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.diagnosis.detector import Detector, Shared, takes
 from ampwatch.diagnosis.rounding.kinds import PLAN_LEFT
-from ampwatch.lab.precision.evidence import OperandsMeasured, PlanMade
-from ampwatch.lab.precision.products import CastLoss, cast_loss, product_db
+from ampwatch.lab.precision.products import OPERANDS, CastLoss, cast_loss, product_db
 from ampwatch.numerics.exponents import nearest_exponent
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.whatif import scale_window
-from ampwatch.wire.records import FORWARD, PRODUCTS, Operand, in_words
+from ampwatch.wire.records import (
+    FORWARD,
+    PRODUCTS,
+    Operand,
+    formats_in_words,
+    formats_of_words,
+    in_words,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from ampwatch.lab.precision.evidence import PlannedProduct
-    from ampwatch.wire.records import OperandRecord
+    from ampwatch.wire.records import OperandRecord, PlanRecord
 
 
 MIN_MEASUREMENTS = 3
@@ -39,6 +45,66 @@ MAX_CASTS = 8
 
 MAX_BLOCK_CASTS = 1
 """How many of those may be to block-scaled formats, which take some ms each."""
+
+
+class PlannedProduct(NamedTuple):
+    """A product of a layer for which a format was chosen."""
+
+    module: str  # qualified name of the module; empty for the root
+    product: str  # ``forward``, ``grad_input`` or ``grad_weight``
+    operands: tuple[Operand, Operand]  # what it multiplies
+    formats: tuple[str, str]  # names of their formats
+    sqnr_db: float  # expected signal-to-quantisation-noise ratio when it was planned. Unit: dB
+
+    @property
+    def format(self) -> str:
+        """Both formats as one word."""
+        return formats_in_words(self.formats)
+
+
+class PlanMade(NamedTuple):
+    """A plan, as far as a training can leave it."""
+
+    step: int  # newest iteration when it was asked for
+    limit_db: float  # least signal-to-quantisation-noise ratio of a product. Unit: dB
+    max_flushed: float  # largest share of elements of an operand that may become zero
+    loss_scale: float  # loss scale that gradients in float16 were judged with
+    products: Sequence[PlannedProduct]  # the products for which a format was chosen
+
+
+def plan_made(records: Sequence[PlanRecord]) -> PlanMade:
+    """Return a plan, given layer by layer, as evidence by which it is seen whether a training leaves it.
+
+    Raises:
+        ValueError: If a format is unknown.
+    """
+    products = [
+        PlannedProduct(record.module, product, OPERANDS[product], _both(words), ratio)
+        for record in records
+        for product, words, ratio in zip(PRODUCTS, record.formats, record.sqnr_db, strict=True)
+        if not math.isnan(ratio)
+    ]
+    first = records[0]
+    return PlanMade(
+        first.step, first.limit_db, first.max_flushed, first.loss_scale, tuple(products)
+    )
+
+
+def _both(words: str) -> tuple[str, str]:
+    """Return the formats of two operands, which are one word where they are the same."""
+    both = formats_of_words(words)
+    if not FORMATS.keys() >= set(both):
+        msg = f"expected one or two formats that are known, got {words!r:.80}"
+        raise ValueError(msg)
+    return both
+
+
+class OperandsMeasured(NamedTuple):
+    """Operands of layers that were measured in one iteration."""
+
+    step: int  # index of the iteration
+    # the measurements, with the qualified name of the module
+    operands: Sequence[tuple[str, OperandRecord]]
 
 
 @dataclass(slots=True, eq=False)
@@ -68,27 +134,20 @@ class _Followed:
 
 
 class _Plan:
-    """The products of a plan, and the measurements that tell whether they hold it.
-
-    Attributes:
-        made: The plan.
-        first: The first product that has left it, which the finding is about; ``None`` before.
-        products: The products.
-    """
+    """The products of a plan, and the measurements that tell whether they hold it."""
 
     def __init__(self, made: PlanMade) -> None:
         self.made = made
-        self.first: _Followed | None = None
+        self.first: _Followed | None = None  # that has left it: what the finding is about
         layers = {name: n for n, name in enumerate(dict.fromkeys(p.module for p in made.products))}
         self.products = [
             _Followed(product, _turn(product, layers[product.module]), made.step)
             for product in made.products
         ]
-        self._by_operand: dict[tuple[str, Operand], list[_Followed]] = {}
+        self._by_operand: dict[tuple[str, Operand], list[_Followed]] = defaultdict(list)
         for followed in self.products:
             for operand in followed.product.operands:
-                key = followed.product.module, operand
-                self._by_operand.setdefault(key, []).append(followed)
+                self._by_operand[followed.product.module, operand].append(followed)
         self._judged_at = dict.fromkeys(self._by_operand, -1)
 
     def update(self, measured: OperandsMeasured) -> Iterator[tuple[_Followed, Operand]]:

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.errors import SettingsError, did_you_mean
-from ampwatch.lab.precision import LIMIT_DB, MAX_FLUSHED
-from ampwatch.lab.precision.evidence import OPERANDS
 from ampwatch.lab.precision.plan import KeptModule, LayerPlan, PhaseSteps, Plan, ProductPlan
-from ampwatch.lab.precision.products import HEADROOM, CastLoss, cast_loss, product_db
+from ampwatch.lab.precision.products import HEADROOM, OPERANDS, CastLoss, cast_loss, product_db
 from ampwatch.numerics.exponents import nearest_exponent
 from ampwatch.numerics.formats import FORMATS, FormatFamily
 from ampwatch.numerics.units.peaks import Gpu, find_gpu
@@ -40,6 +37,12 @@ if TYPE_CHECKING:
     from ampwatch.numerics.formats import FloatFormat
     from ampwatch.wire.blackbox import Box
     from ampwatch.wire.records import LayerRecord, OperandRecord
+
+LIMIT_DB = 20.0
+"""Limit unless another one is given: FP8 keeps it of what is spread as usual, FP4 does not. Unit: dB."""
+
+MAX_FLUSHED = 0.1
+"""Share of an operand that may become zero unless another one is given."""
 
 CANDIDATES = (
     "mxfp4",
@@ -88,9 +91,8 @@ class _Candidate(NamedTuple):
         return formats_in_words((self.left.name, self.right.name))
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """Arguments of a plan, checked."""
+class Wanted(NamedTuple):
+    """What a plan is asked for: made by ``checked``."""
 
     limit_db: float  # as in ``Plan``
     max_flushed: float  # as in ``Plan``
@@ -99,9 +101,12 @@ class _Asked:
 
 
 def checked(
-    limit: float, max_flushed: float, gpu: str | None, formats: Iterable[str] | None
-) -> _Asked:
-    """Check the arguments of ``plan_of``.
+    limit: float = LIMIT_DB,
+    max_flushed: float = MAX_FLUSHED,
+    gpu: str | None = None,
+    formats: Iterable[str] | None = None,
+) -> Wanted:
+    """Return the arguments of ``ampwatch.lab.plan``, checked; without formats those of ``CANDIDATES``.
 
     Raises:
         SettingsError: If one of them makes no sense.
@@ -115,7 +120,7 @@ def checked(
         msg = "expected at least one format to choose from, got none"
         raise SettingsError(msg)
     ordered = sorted(map(format_named, names), key=_bits)
-    return _Asked(limit, max_flushed, find_gpu(gpu) if gpu else None, tuple(ordered))
+    return Wanted(limit, max_flushed, find_gpu(gpu) if gpu else None, tuple(ordered))
 
 
 def format_named(name: str) -> FloatFormat:
@@ -133,60 +138,37 @@ def format_named(name: str) -> FloatFormat:
     return FORMATS[name]
 
 
-def plan_of(
-    box: Box,
-    *,
-    limit: float = LIMIT_DB,
-    max_flushed: float = MAX_FLUSHED,
-    gpu: str | None = None,
-    formats: Iterable[str] | None = None,
-) -> Plan:
+def plan_of(box: Box, wanted: Wanted) -> Plan:
     """Make the plan of a run.
-
-    Args:
-        box: What is known of one of its ranks.
-        limit: Least signal-to-quantisation-noise ratio of a product. Unit: dB.
-        max_flushed: Largest share of an operand that may become zero.
-        gpu: Name of a GPU of ``GPUS``; ``None`` for any.
-        formats: Names of the formats to choose from; ``None`` for ``CANDIDATES``.
 
     Returns:
         The plan. Where there is none, its ``why_not`` says why, and what to do.
 
-    Raises:
-        SettingsError: If an argument makes no sense.
-
     Cost: some 10 ms a layer.
     """
-    asked = checked(limit, max_flushed, gpu, formats)
     layers = [record for record in box.layers if record.has_products]
     run = box.identity.run
     if not layers:
         return Plan(run=run, why_not=_why_none(box))
     scale = _loss_scale(layers)
     last = max(layers, key=lambda record: record.order).module
-    plans = [_LayerPlanner(r, asked, scale, is_last=r.module == last).plan() for r in layers]
+    plans = [_LayerPlanner(r, wanted, scale, is_last=r.module == last).plan() for r in layers]
     return Plan(
         run=run,
-        limit_db=limit,
-        max_flushed=max_flushed,
-        gpu=asked.gpu.name if asked.gpu else "",
-        formats=tuple(fmt.name for fmt in asked.formats),
+        limit_db=wanted.limit_db,
+        max_flushed=wanted.max_flushed,
+        gpu=wanted.gpu.name if wanted.gpu else "",
+        formats=tuple(fmt.name for fmt in wanted.formats),
         layers=tuple(plans),
         kept=tuple(_kept(box.layers)),
         loss_scale=2.0**scale,
         phases=_phases(layers),
-        notes=tuple(_notes(layers, asked)),
+        notes=tuple(_notes(layers, wanted)),
     )
 
 
 def records_of(plan: Plan, step: int) -> list[PlanRecord]:
-    """Return a plan layer by layer, for the training that follows it and for the daemon.
-
-    Args:
-        plan: The plan.
-        step: Newest iteration when it was asked for.
-    """
+    """Return a plan that was asked for in a step, layer by layer, for who follows it and for the daemon."""
     steps = sorted({step for phase in plan.phases for step in phase.steps}) or [0]
     records = []
     for place, layer in enumerate(plan.layers):
@@ -241,15 +223,15 @@ def _bits(fmt: FloatFormat) -> float:
     return fmt.stored_bits + (fmt.block.scale.stored_bits / fmt.block.elements if fmt.block else 0)
 
 
-def _candidates(product: str, asked: _Asked) -> list[_Candidate]:
+def _candidates(product: str, wanted: Wanted) -> list[_Candidate]:
     """Return the formats of a product, the cheapest first."""
-    found = [_Candidate(fmt, fmt, _bits(fmt)) for fmt in asked.formats]
+    found = [_Candidate(fmt, fmt, _bits(fmt)) for fmt in wanted.formats]
     e4m3, e5m2 = FORMATS["float8_e4m3fn"], FORMATS["float8_e5m2"]
-    if product != FORWARD and {e4m3, e5m2} <= set(asked.formats):
+    if product != FORWARD and {e4m3, e5m2} <= set(wanted.formats):
         # What Transformer Engine calls hybrid: range for gradients, digits for the rest.
         place = next(n for n, c in enumerate(found) if c.left is e5m2)
         found[place] = _Candidate(e5m2, e4m3, _bits(e5m2))
-    gpu = asked.gpu
+    gpu = wanted.gpu
     if gpu is not None:
         # What it does not multiply first, which is then refused; of the rest the fastest.
         found.sort(key=lambda c: (gpu.multiplies(c.left), -_speed(gpu, c), c.bits))
@@ -261,61 +243,14 @@ def _speed(gpu: Gpu, candidate: _Candidate) -> float:
     return math.inf if math.isnan(flops) else flops
 
 
-class _Losses:
-    """Losses of the operands of a layer, by format; each is computed once.
-
-    Args:
-        record: The layer.
-        scale: Exponent of the loss scale of gradients in float16.
-    """
-
-    def __init__(self, record: LayerRecord, scale: int) -> None:
-        self._record = record
-        self._scale = scale
-        self._found: dict[tuple[Operand, str], CastLoss | None] = {}
-
-    def measured(self, operand: Operand) -> bool:
-        return any(o.operand is operand for o in self._record.operands)
-
-    def of(self, operand: Operand, fmt: FloatFormat) -> CastLoss | None:
-        """Return the loss of an operand in the phase in which it is worst; ``None`` if not known."""
-        key = operand, fmt.name
-        if key not in self._found:
-            found = [
-                cast_loss(*self._scaled(o, fmt), fmt)
-                for o in self._record.operands
-                if o.operand is operand
-            ]
-            known = [loss for loss in found if loss is not None]
-            self._found[key] = (
-                CastLoss(min(x.sqnr_db for x in known), max(x.flushed_share for x in known))
-                if known
-                else None
-            )
-        return self._found[key]
-
-    def _scaled(
-        self, record: OperandRecord, fmt: FloatFormat
-    ) -> tuple[ExponentHistogram, tuple[BlockHistogram, ...]]:
-        if record.operand is not Operand.GRAD_OUTPUT or fmt.name != "float16":
-            return record.histogram, record.blocks
-        return record.histogram.shifted(self._scale - nearest_exponent(record.loss_scale)), ()
-
-
 class _LayerPlanner:
-    """Plans one layer.
+    """Plans one layer; computes the loss of an operand by a format once."""
 
-    Args:
-        record: The layer.
-        asked: What is asked for.
-        scale: Exponent of the loss scale of gradients in float16.
-        is_last: Whether it is the last one that is called.
-    """
-
-    def __init__(self, record: LayerRecord, asked: _Asked, scale: int, *, is_last: bool) -> None:
+    def __init__(self, record: LayerRecord, wanted: Wanted, scale: int, *, is_last: bool) -> None:
         self._record = record
-        self._asked = asked
-        self._losses = _Losses(record, scale)
+        self._wanted = wanted
+        self._scale = scale  # exponent of the loss scale of gradients in float16
+        self._losses: dict[tuple[Operand, str], CastLoss | None] = {}
         self._why_wide = ""
         if is_last:
             self._why_wide = "it is the last layer: its errors are those of the logits"
@@ -336,11 +271,12 @@ class _LayerPlanner:
         )
 
     def _product(self, product: str) -> ProductPlan:
-        missing = [o.label for o in OPERANDS[product] if not self._losses.measured(o)]
+        measured = {operand.operand for operand in self._record.operands}
+        missing = [operand.label for operand in OPERANDS[product] if operand not in measured]
         if missing:
             return self._planned(product, None, None, "", f"{' and '.join(missing)} not measured")
         cheaper = why = ""
-        for candidate in _candidates(product, self._asked):
+        for candidate in _candidates(product, self._wanted):
             refusal, loss = self._refusal(product, candidate), None
             if not refusal:
                 refusal, loss = self._judge(product, candidate)
@@ -352,7 +288,7 @@ class _LayerPlanner:
 
     def _refusal(self, product: str, candidate: _Candidate) -> str:
         """Return why a format is out of the question, whatever it would lose; empty if it is not."""
-        gpu = self._asked.gpu
+        gpu = self._wanted.gpu
         if gpu is not None and not gpu.multiplies(candidate.left):
             return f"{gpu.name} does not multiply it"
         if candidate.bits >= WIDE_BITS:
@@ -375,9 +311,9 @@ class _LayerPlanner:
 
     def _judge(self, product: str, candidate: _Candidate) -> tuple[str, CastLoss | None]:
         """Return why a product loses too much by a format, empty if it does not; and its loss."""
-        asked, operands = self._asked, OPERANDS[product]
+        wanted, operands = self._wanted, OPERANDS[product]
         formats = candidate.left, candidate.right
-        found = [self._losses.of(o, fmt) for o, fmt in zip(operands, formats, strict=True)]
+        found = [self._loss(o, fmt) for o, fmt in zip(operands, formats, strict=True)]
         known = [loss for loss in found if loss is not None]
         if len(known) < len(found):
             return "blocks were not measured", None
@@ -386,13 +322,33 @@ class _LayerPlanner:
         pairs = list(zip(operands, known, strict=True))
         if ratio == -math.inf:
             return f"{min(pairs, key=lambda pair: pair[1].sqnr_db)[0].label} overflows", loss
-        if ratio < asked.limit_db:
+        if ratio < wanted.limit_db:
             each = ", ".join(f"{o.label} {x.sqnr_db:.1f}" for o, x in pairs)
             return f"{ratio:.1f} dB ({each})", loss
-        if loss.flushed_share > asked.max_flushed:
+        if loss.flushed_share > wanted.max_flushed:
             worst = max(pairs, key=lambda pair: pair[1].flushed_share)[0]
             return f"{loss.flushed_share:.1%} of {worst.label} become zero", loss
         return "", loss
+
+    def _loss(self, operand: Operand, fmt: FloatFormat) -> CastLoss | None:
+        """Return the loss of an operand in the phase in which it is worst; ``None`` if not known."""
+        key = operand, fmt.name
+        if key not in self._losses:
+            records = (o for o in self._record.operands if o.operand is operand)
+            found = [cast_loss(*self._scaled(record, fmt), fmt) for record in records]
+            known = [loss for loss in found if loss is not None]
+            self._losses[key] = None
+            if known:
+                flushed = max(x.flushed_share for x in known)
+                self._losses[key] = CastLoss(min(x.sqnr_db for x in known), flushed)
+        return self._losses[key]
+
+    def _scaled(
+        self, record: OperandRecord, fmt: FloatFormat
+    ) -> tuple[ExponentHistogram, tuple[BlockHistogram, ...]]:
+        if record.operand is not Operand.GRAD_OUTPUT or fmt.name != "float16":
+            return record.histogram, record.blocks
+        return record.histogram.shifted(self._scale - nearest_exponent(record.loss_scale)), ()
 
     def _planned(
         self,
@@ -402,7 +358,7 @@ class _LayerPlanner:
         cheaper: str,
         why: str,
     ) -> ProductPlan:
-        record, gpu = self._record, self._asked.gpu
+        record, gpu = self._record, self._wanted.gpu
         now = FORMATS.get(record.dtype, FORMATS["float32"])
         left, right = (candidate.left, candidate.right) if candidate else (now, now)
         elements = {
@@ -471,7 +427,7 @@ def _phases(layers: Sequence[LayerRecord]) -> tuple[PhaseSteps, ...]:
     return tuple(found)
 
 
-def _notes(layers: Sequence[LayerRecord], asked: _Asked) -> Iterable[str]:
+def _notes(layers: Sequence[LayerRecord], wanted: Wanted) -> Iterable[str]:
     unmeasured = [r.module for r in layers if len({o.operand for o in r.operands}) < len(Operand)]
     if unmeasured:
         yield (
@@ -479,7 +435,7 @@ def _notes(layers: Sequence[LayerRecord], asked: _Asked) -> Iterable[str]:
             " measurements take turns, so ask again some hundred steps later; weights that are computed"
             " (parametrizations), inputs given by name and layers in compiled code never are"
         )
-    is_blocked = any(fmt.block for fmt in asked.formats)
+    is_blocked = any(fmt.block for fmt in wanted.formats)
     if is_blocked and not any(operand.blocks for r in layers for operand in r.operands):
         yield "blocks were not measured (`lab` is off): no block-scaled format is in the plan"
     if is_blocked:

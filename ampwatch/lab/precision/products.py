@@ -25,6 +25,7 @@ from ampwatch.numerics.block_casts import cast_blocks, cells_of
 from ampwatch.numerics.blocks import NUM_DISTANCES
 from ampwatch.numerics.formats import FormatFamily
 from ampwatch.numerics.whatif import cast, fp8_scale, num_flushed
+from ampwatch.wire.records import FORWARD, GRAD_INPUT, GRAD_WEIGHT, Operand
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -34,6 +35,13 @@ if TYPE_CHECKING:
     from ampwatch.numerics.formats import FloatFormat
 
 
+OPERANDS = {
+    FORWARD: (Operand.INPUT, Operand.WEIGHT),
+    GRAD_INPUT: (Operand.GRAD_OUTPUT, Operand.WEIGHT),
+    GRAD_WEIGHT: (Operand.GRAD_OUTPUT, Operand.INPUT),
+}
+"""What each product multiplies."""
+
 HEADROOM = 3
 """Exponent of how much larger values may become than they were measured before a format without scales
 overflows: samples are of few steps, and the largest gradient of a hundred is a multiple of that of one."""
@@ -41,16 +49,12 @@ overflows: samples are of few steps, and the largest gradient of a hundred is a 
 
 @dataclass(frozen=True, slots=True)
 class CastLoss:
-    """Loss of one tensor by a cast.
+    """Loss of one tensor by a cast."""
 
-    Attributes:
-        sqnr_db: Signal-to-quantisation-noise ratio; inf without noise, as of nothing but zeros, -inf
-            where elements overflow, or would without room to grow. Unit: dB.
-        flushed_share: Elements that become zero among those that are not zero.
-    """
-
+    # signal-to-quantisation-noise ratio; inf without noise, as of nothing but zeros, -inf where
+    # elements overflow, or would without room to grow. Unit: dB
     sqnr_db: float
-    flushed_share: float
+    flushed_share: float  # elements that become zero among those that are not zero
 
 
 def cast_loss(
@@ -117,11 +121,7 @@ def _by_exponents(
 
 def product_db(operands: Iterable[float]) -> float:
     """Return the ratio of signal to noise of a product, from those of its operands. Unit: dB."""
-    noise = sum(_noise(ratio) for ratio in operands)
+    noise = sum(10 ** (-ratio / 10) for ratio in operands)  # infinite for -inf
     if not noise:
         return math.inf
     return -math.inf if math.isinf(noise) else -10 * math.log10(noise)
-
-
-def _noise(ratio_db: float) -> float:
-    return math.inf if ratio_db == -math.inf else 10 ** (-ratio_db / 10)

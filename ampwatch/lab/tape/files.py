@@ -11,10 +11,12 @@ import os
 import re
 import struct
 import zlib
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -26,15 +28,9 @@ from ampwatch.lab.tape.rows import (
     TapeHead,
     TapeOutcome,
     TapeRecord,
+    TapeRow,
     TapeStep,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-    from typing import BinaryIO
-
-    from ampwatch.lab.tape.rows import TapeRow
 
 SUFFIX = ".tape"
 MARK = b"ampwatch tape\n"
@@ -60,17 +56,10 @@ def tape_path(directory: Path, run: str, rank: int, started_ns: int) -> Path:
 
 
 class TapeWriter:
-    """Writes the tape of one process.
-
-    Args:
-        path: The file; it must not be there.
+    """Writes the tape of one process; ``nbytes`` are written so far.
 
     Raises:
-        OSError: If it cannot be made.
-
-    Attributes:
-        path: As given.
-        nbytes: Bytes written.
+        OSError: If the file is there already, or cannot be made.
     """
 
     def __init__(self, path: Path) -> None:
@@ -112,21 +101,13 @@ class TapeWriter:
 
 @dataclass
 class Tape:
-    """A tape that was read.
-
-    Attributes:
-        path: The file.
-        head: What is recorded once.
-        steps: The recorded steps, by index.
-        outcomes: What became of them.
-        is_cut: Whether it ends within a record: the run was killed, or still writes.
-    """
+    """A tape that was read."""
 
     path: Path
-    head: TapeHead
-    steps: dict[int, TapeStep] = field(default_factory=dict)
-    outcomes: dict[int, TapeOutcome] = field(default_factory=dict)
-    is_cut: bool = False
+    head: TapeHead  # what is recorded once
+    steps: dict[int, TapeStep] = field(default_factory=dict)  # the recorded steps, by index
+    outcomes: dict[int, TapeOutcome] = field(default_factory=dict)  # what became of them
+    is_cut: bool = False  # whether it ends within a record: the run was killed, or still writes
 
 
 def find_tapes(asked: Path) -> dict[int, Path]:
@@ -139,11 +120,15 @@ def find_tapes(asked: Path) -> dict[int, Path]:
     """
     if not asked.is_dir():
         return {read_head(asked).rank: asked}
-    known = [(_head_or_error(path), path) for path in sorted(asked.glob(f"*{SUFFIX}"))]
-    heads = [(head, path) for head, path in known if isinstance(head, TapeHead)]
-    for refused, _ in known:
-        if not heads and isinstance(refused, DiffError):
-            raise refused
+    heads: list[tuple[TapeHead, Path]] = []
+    refused: list[DiffError] = []
+    for path in sorted(asked.glob(f"*{SUFFIX}")):
+        try:
+            heads.append((read_head(path), path))
+        except DiffError as error:  # noqa: PERF203 - each file by itself
+            refused.append(error)
+    if refused and not heads:
+        raise refused[0]
     if not heads:
         msg = (
             f"expected a tape (*{SUFFIX}) in {str(asked)!r}, found none; a run records one with"
@@ -162,13 +147,6 @@ def find_tapes(asked: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def _head_or_error(path: Path) -> TapeHead | DiffError:
-    try:
-        return read_head(path)
-    except DiffError as error:
-        return error
-
-
 def read_head(path: Path) -> TapeHead:
     """Return the first record of a tape.
 
@@ -176,7 +154,6 @@ def read_head(path: Path) -> TapeHead:
         DiffError: If the file cannot be read, is no tape, or one of another version of ampwatch.
     """
     with _opened(path) as file:
-        _check_mark(path, file)
         first = next(_records(path, file), None)
     if not isinstance(first, TapeHead):
         raise _without_step(path)
@@ -191,22 +168,44 @@ def read_tape(path: Path) -> Tape:
 
     Cost: the file is read once; some 10 us a row.
     """
+    tape: Tape | None = None
     with _opened(path) as file:
-        return _tape_of(path, file)
+        for record in _records(path, file):
+            if isinstance(record, TapeHead):
+                tape = tape or Tape(path, record)
+            elif tape is None:
+                break
+            elif isinstance(record, TapeStep):
+                if not all(_is_sound(row, number) for number, row in enumerate(record.rows)):
+                    msg = f"expected a tape, got {str(path)!r}, whose step {record.step} is damaged; record it again"
+                    raise DiffError(msg)
+                tape.steps[record.step] = record
+            elif isinstance(record, TapeOutcome):
+                tape.outcomes[record.step] = record
+        if tape is None:
+            raise _without_step(path)
+        tape.is_cut = file.tell() < os.fstat(file.fileno()).st_size
+    return tape
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Give a file to read, and say of what the system refuses which file it is.
+    """Give a tape to read behind its mark, and say of what the system refuses which file it is.
 
     Raises:
-        DiffError: If it cannot be read.
+        DiffError: If it cannot be read, or is no tape.
     """
     try:
         if path.stat().st_size > MAX_FILE + MAX_RECORD:
             msg = f"expected a tape of at most {MAX_FILE} bytes, got {str(path)!r}, which is larger"
             raise DiffError(msg)
         with path.open("rb") as file:
+            if file.read(len(MARK)) != MARK:
+                msg = (
+                    f"expected a tape, got {str(path)!r}, which is another kind of file; a run records a tape"
+                    " with ampwatch.monitor(..., record_dir=DIR)"
+                )
+                raise DiffError(msg)
             yield file
     except OSError as error:
         if isinstance(error, DiffError):
@@ -215,38 +214,11 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         raise DiffError(msg) from None
 
 
-def _check_mark(path: Path, file: BinaryIO) -> None:
-    if file.read(len(MARK)) != MARK:
-        msg = (
-            f"expected a tape, got {str(path)!r}, which is another kind of file; a run records a tape"
-            " with ampwatch.monitor(..., record_dir=DIR)"
-        )
-        raise DiffError(msg)
-
-
 def _without_step(path: Path) -> DiffError:
     return DiffError(
         f"expected a tape with a recorded step, got {str(path)!r} without; the run has ended"
         " before its first step, or has not come to it yet"
     )
-
-
-def _tape_of(path: Path, file: BinaryIO) -> Tape:
-    _check_mark(path, file)
-    tape: Tape | None = None
-    for record in _records(path, file):
-        if isinstance(record, TapeHead):
-            tape = tape or Tape(path, record)
-        elif tape is None:
-            break
-        elif isinstance(record, TapeStep):
-            tape.steps[record.step] = _checked(path, record)
-        elif isinstance(record, TapeOutcome):
-            tape.outcomes[record.step] = record
-    if tape is None:
-        raise _without_step(path)
-    tape.is_cut = file.tell() < os.fstat(file.fileno()).st_size
-    return tape
 
 
 def _records(path: Path, file: BinaryIO) -> Iterator[TapeRecord]:
@@ -283,14 +255,6 @@ def _check_version(path: Path, payload: bytes) -> None:
             f" ampwatch {str(writer)[:40]}; record it again, or read both with the version that wrote both"
         )
         raise DiffError(msg)
-
-
-def _checked(path: Path, step: TapeStep) -> TapeStep:
-    """Return a step all of whose rows can be compared."""
-    if not all(_is_sound(row, number) for number, row in enumerate(step.rows)):
-        msg = f"expected a tape, got {str(path)!r}, whose step {step.step} is damaged; record it again"
-        raise DiffError(msg)
-    return step
 
 
 def _is_sound(row: TapeRow, number: int) -> bool:

@@ -33,50 +33,31 @@ class RowKind(IntEnum):
 
 
 class TapeRow(Struct, array_like=True, frozen=True):
-    """One tensor of a step.
+    """One tensor of a step."""
 
-    Attributes:
-        kind: A ``RowKind``.
-        name: Of an op its base name; otherwise the qualified name of the parameter or module.
-        module: Qualified name of the module that it belongs to; of an op that which was running.
-        phase: Of an op, a ``Phase``; else 0.
-        index: Which of several tensors of the same thing, in order of their coming.
-        dtype: Name of its dtype.
-        shape: Its shape.
-        norm: L2 norm of its finite elements.
-        amax: Largest finite magnitude.
-        zeros: Elements that are zero.
-        nans: Elements that are NaN.
-        infs: Elements that are infinite.
-        first: Exponent of the first bin in ``counts`` (``numerics/exponents.py``).
-        counts: Elements by binary exponent.
-        sketch: ``NUM_BUCKETS`` float64, little-endian: sums of the finite elements with pseudo-random
-            signs. Sketches of a difference are differences of sketches.
-        scale: What the values were divided by: the loss scale; 1 without.
-        sources: Of an op, numbers of the rows in this step that it has read.
-        inputs: Of an op, the dtypes that it has read.
-        exchanged: Whether it was made of memory that the ranks exchange: what stands there is also of the
-            others, or of the order in which they communicate.
-    """
-
-    kind: int
-    name: str
-    module: str
-    phase: int
-    index: int
-    dtype: str
+    kind: int  # a ``RowKind``
+    name: str  # of an op its base name; otherwise the qualified name of the parameter or module
+    module: str  # qualified name of the module that it belongs to; of an op that which was running
+    phase: int  # of an op, a ``Phase``; else 0
+    index: int  # which of several tensors of the same thing, in order of their coming
+    dtype: str  # name of its dtype
     shape: list[int]
-    norm: float
-    amax: float
-    zeros: int
-    nans: int
-    infs: int
-    first: int
-    counts: list[int]
+    norm: float  # L2 norm of its finite elements
+    amax: float  # largest finite magnitude
+    zeros: int  # elements that are zero
+    nans: int  # elements that are NaN
+    infs: int  # elements that are infinite
+    first: int  # exponent of the first bin in ``counts`` (``numerics/exponents.py``)
+    counts: list[int]  # elements by binary exponent
+    # ``NUM_BUCKETS`` float64, little-endian: sums of the finite elements with pseudo-random signs.
+    # Sketches of a difference are differences of sketches
     sketch: bytes
-    scale: float = 1.0
+    scale: float = 1.0  # what the values were divided by: the loss scale; 1 without
+    # of an op, numbers of the rows in this step that it has read
     sources: list[int] = field(default_factory=list)
-    inputs: list[str] = field(default_factory=list)
+    inputs: list[str] = field(default_factory=list)  # of an op, the dtypes that it has read
+    # whether it was made of memory that the ranks exchange: what stands there is also of the
+    # others, or of the order in which they communicate
     exchanged: bool = False
 
     @property
@@ -100,83 +81,50 @@ def pack_sums(sums: list[float]) -> bytes:
 
 
 class TapeModule(Struct, array_like=True, frozen=True):
-    """A module of the model.
+    """A module of the model."""
 
-    Attributes:
-        name: Its qualified name.
-        type: Name of its class.
-        options: Its public attributes that are numbers, flags and words, as text.
-    """
-
-    name: str
-    type: str
-    options: dict[str, str]
+    name: str  # its qualified name
+    type: str  # name of its class
+    options: dict[str, str]  # its public attributes that are numbers, flags and words, as text
 
 
 class TapeHead(Struct, frozen=True, tag="head"):
-    """What is recorded once.
+    """What is recorded once."""
 
-    Attributes:
-        version: ``VERSION`` of who wrote it.
-        run: Name of the run.
-        rank: Rank of the process.
-        world_size: Number of ranks.
-        started_ns: Unix time at which watching began. Unit: ns.
-        ampwatch: Version of ampwatch.
-        first: Steps at the start that are recorded.
-        every: Distance of those recorded after that; 0: none is.
-        facts: Versions, device and flags.
-        modules: The modules, in the order of ``named_modules``.
-        optimizers: Of each optimizer its class and the numbers of its groups, as text.
-        divided: Names of the parameters of which each rank has a part.
-    """
-
-    version: int
+    version: int  # ``VERSION`` of who wrote it
     run: str
     rank: int
     world_size: int
-    started_ns: int
-    ampwatch: str
-    first: int
-    every: int
-    facts: dict[str, str]
-    modules: list[TapeModule]
+    started_ns: int  # Unix time at which watching began. Unit: ns
+    ampwatch: str  # version of ampwatch
+    first: int  # steps at the start that are recorded
+    every: int  # distance of those recorded after that; 0: none is
+    facts: dict[str, str]  # versions, device and flags
+    modules: list[TapeModule]  # the modules, in the order of ``named_modules``
+    # of each optimizer its class and the numbers of its groups, as text
     optimizers: list[dict[str, str]]
+    # names of the parameters of which each rank has a part
     divided: list[str] = field(default_factory=list)
 
 
 class TapeStep(Struct, frozen=True, tag="step"):
-    """One recorded step.
+    """One recorded step."""
 
-    Attributes:
-        step: Its index since ``monitor()``.
-        rows: Its tensors in the order in which they came to be.
-        autocast: Dtypes of autocast seen so far.
-        evaluating: Names of the modules in ``eval()``.
-        missing: In sentences, what could not be recorded of it.
-    """
-
-    step: int
-    rows: list[TapeRow]
-    autocast: list[str] = field(default_factory=list)
-    evaluating: list[str] = field(default_factory=list)
+    step: int  # its index since ``monitor()``
+    rows: list[TapeRow]  # its tensors in the order in which they came to be
+    autocast: list[str] = field(default_factory=list)  # dtypes of autocast seen so far
+    evaluating: list[str] = field(default_factory=list)  # names of the modules in ``eval()``
+    # in sentences, what could not be recorded of it
     missing: list[str] = field(default_factory=list)
 
 
 class TapeOutcome(Struct, frozen=True, tag="outcome"):
-    """What became of a recorded step.
+    """What became of a recorded step."""
 
-    Attributes:
-        step: Its index.
-        loss: Mean of its losses; NaN if none was seen.
-        scale: Loss scale that they were multiplied by; NaN without.
-        skipped: Whether a step of an optimizer was skipped.
-    """
-
-    step: int
-    loss: float
-    scale: float
-    skipped: bool
+    step: int  # its index
+    loss: float  # mean of its losses; NaN if none was seen
+    scale: float  # loss scale that they were multiplied by; NaN without
+    skipped: bool  # whether a step of an optimizer was skipped
 
 
 TapeRecord = TapeHead | TapeStep | TapeOutcome

@@ -46,16 +46,12 @@ OF_COMPILED = (
 
 
 class Asked(NamedTuple):
-    """What a budget is asked for.
+    """What a budget is asked for."""
 
-    Attributes:
-        model: The model, ``None`` for the one that was called last.
-        loss: Returns the loss for what the model returns; ``None`` if the model does that itself.
-        dtype: What autocast casts to instead of what it was; ``None`` for the batch as it was trained.
-    """
-
-    model: nn.Module | None = None
+    model: nn.Module | None = None  # the model, ``None`` for the one that was called last
+    # returns the loss for what the model returns; ``None`` if the model does that itself
     loss: Callable[[Any], Any] | None = None
+    # what autocast casts to instead of what it was; ``None`` for the batch as it was trained
     dtype: torch.dtype | None = None
 
 
@@ -72,62 +68,6 @@ def checked(model: nn.Module | None, loss: object, dtype: object) -> Asked:
         msg = f"expected `dtype` to be torch.float16 or torch.bfloat16, got {dtype!r:.80}"
         raise SettingsError(msg)
     return Asked(model, loss, dtype)
-
-
-def budget_of(
-    call: KeptCall,
-    *,
-    step: int,
-    prefix: str,
-    scale: float,
-    asked: Asked,
-) -> ErrorBudget:
-    """Return the error budget of a call.
-
-    Args:
-        call: The call. Parameters are those of now.
-        step: Its iteration.
-        prefix: Of the model's name among the watched ones.
-        scale: What the loss is multiplied by before backward.
-        asked: What is asked for.
-
-    Raises:
-        ReplayRefusedError: If the call cannot be made again, saying why.
-        torch.OutOfMemoryError: If there is no memory for it.
-
-    Cost: see ``ErrorLog``.
-    """
-    log = ErrorLog(asked.loss)
-    # Whoever asks for a budget has memory for it, or is informed.
-    replay = Replay(call, prefix, sys.maxsize, beside=log, dtype=asked.dtype)
-    try:
-        # A forward that checkpointing repeats, whole: it is the ops of that one whose operands backward has.
-        with set_checkpoint_early_stop(False):
-            replay.run(lambda _call, _place: None, scale)
-        target = log.target
-        rows = log.rows()
-        dtypes = (
-            [region.dtype for region in call.autocast] if asked.dtype is None else [asked.dtype]
-        )
-        notes = list(log.notes)
-        if target is None or target.name != "loss":
-            notes.insert(0, OUTPUT_ALONE)
-        known = [row.contribution for row in rows if row.contribution is not None]
-        return ErrorBudget(
-            model=prefix.rstrip("."),
-            step=step,
-            formats=tuple(dict.fromkeys(map(name_of, dtypes))),
-            target="output" if target is None else target.name,
-            value=None if target is None else target.value,
-            exact=None if target is None else target.exact,
-            error=None if target is None else target.error,
-            explained=sum(known) if known else None,
-            rows=tuple(rows),
-            modules=tuple(log.module_rows()),
-            notes=tuple(notes),
-        )
-    finally:
-        log.forget()
 
 
 class Budgets(Sensor):
@@ -178,12 +118,8 @@ class Budgets(Sensor):
         why_not = self._why_none(found)
         if found is None or why_not:
             return ErrorBudget(step=step, why_not=why_not)
-        call = found[1]
-        scaler = self._context.scaler
-        scale = scaler.get_scale() if scaler is not None and scaler.is_enabled() else 1.0
         try:
-            prefix = prefix_of(call.model, self._context.names)
-            budget = budget_of(call, step=step, prefix=prefix, scale=scale, asked=asked)
+            budget = self._of_call(found[1], step, asked)
         except ReplayRefusedError as refusal:
             return ErrorBudget(step=step, why_not=f"the batch cannot be run again: {refusal}")
         except (torch.OutOfMemoryError, MemoryError):
@@ -192,6 +128,45 @@ class Budgets(Sensor):
         if not self._context.bus.runs_compiled:
             return budget
         return replace(budget, notes=(*budget.notes, OF_COMPILED))
+
+    def _of_call(self, call: KeptCall, step: int, asked: Asked) -> ErrorBudget:
+        """Return the budget of a call, with the parameters of now.
+
+        Raises:
+            ReplayRefusedError: If the call cannot be made again, saying why.
+            torch.OutOfMemoryError: If there is no memory for it.
+
+        Cost: see ``ErrorLog``.
+        """
+        scaler = self._context.scaler
+        scale = scaler.get_scale() if scaler is not None and scaler.is_enabled() else 1.0
+        prefix = prefix_of(call.model, self._context.names)
+        log = ErrorLog(asked.loss)
+        # Whoever asks for a budget has memory for it, or is informed.
+        replay = Replay(call, prefix, sys.maxsize, beside=log, dtype=asked.dtype)
+        try:
+            # A forward that checkpointing repeats, whole: it is the ops of that one whose operands
+            # backward has.
+            with set_checkpoint_early_stop(False):
+                replay.run(lambda _call, _place: None, scale)
+            rows = log.rows()
+            known = [row.contribution for row in rows if row.contribution is not None]
+            notes = [] if log.target.target == "loss" else [OUTPUT_ALONE]
+            notes += log.notes
+            trained = [region.dtype for region in call.autocast]
+            dtypes = trained if asked.dtype is None else [asked.dtype]
+            return ErrorBudget(
+                model=prefix.rstrip("."),
+                step=step,
+                formats=tuple(dict.fromkeys(map(name_of, dtypes))),
+                **log.target._asdict(),
+                explained=sum(known) if known else None,
+                rows=tuple(rows),
+                modules=tuple(log.module_rows()),
+                notes=tuple(notes),
+            )
+        finally:
+            log.forget()
 
     def _why_none(self, found: tuple[int, KeptCall] | None) -> str:
         if graph_task() != -1:

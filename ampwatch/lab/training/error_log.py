@@ -17,7 +17,6 @@ from ampwatch.lab.training.exact_ops import (
     ExactRun,
     ExactValues,
     as_exact,
-    flat_tensors,
     float_tensors,
     is_random,
     with_strides_of,
@@ -26,7 +25,7 @@ from ampwatch.lab.training.exact_ops import (
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.kernels.admission import is_dense
 from ampwatch.training.kernels.dtypes import name_of
-from ampwatch.training.model.tensors import tensors_in
+from ampwatch.training.model.tensors import all_tensors_in, tensors_in
 from ampwatch.training.replay.replay import loss_in
 
 if TYPE_CHECKING:
@@ -83,19 +82,12 @@ class _Tally:
 
 
 class Target(NamedTuple):
-    """What origins contribute to.
+    """What origins contribute to, as an ``ErrorBudget`` has it; unknown before the model has returned."""
 
-    Attributes:
-        name: ``loss`` or ``output``.
-        value: The loss, or the norm of the output.
-        exact: The same in float64.
-        error: The error of the loss, with its sign, or the norm of that of the output.
-    """
-
-    name: str
-    value: float
-    exact: float
-    error: float
+    target: str = "output"  # ``loss`` or ``output``
+    value: float | None = None  # the loss, or the norm of the output
+    exact: float | None = None  # the same in float64
+    error: float | None = None  # that of the loss, with its sign, or its norm, of the output
 
 
 class ErrorLog:
@@ -105,13 +97,6 @@ class ErrorLog:
     autograd records a graph: what differs is its whole error, and the gradient of the exact loss to
     its result, times what originates, is what that adds to the error of the loss, to first order.
 
-    Args:
-        loss: Returns the loss for what the model returns; ``None`` if the model does that itself.
-
-    Attributes:
-        target: What origins contribute to, once the model has returned.
-        notes: Why ops were not measured, in words, by those words.
-
     Cost:
         Each op three times in forward, of which twice in float64, and its gradient once; in backward
         three times. Memory of a batch's activations some seven times over.
@@ -120,7 +105,7 @@ class ErrorLog:
     def __init__(self, loss: Callable[[Any], Any] | None = None) -> None:
         self._apart = Apart()
         self._loss = loss
-        self.target: Target | None = None
+        self.target = Target()  # what origins contribute to, once the model has returned
         self._values = ExactValues()
         self._tallies: dict[_Key, _Tally] = {}
         self._modules: dict[str, _Tally] = {}
@@ -129,21 +114,24 @@ class ErrorLog:
         # Of a graph: what is added to a result that has none, so that its gradient is known.
         self._root = torch.zeros((), dtype=EXACT, requires_grad=True)
         self._is_weighed = False
-        self.notes: dict[str, None] = {}
+        self.notes: dict[str, None] = {}  # in words, why ops were not measured
 
     def run(self, call: OpCall, place: OpPlace, execute: Execute) -> Any:
         """Run an op of the replay, and the same op in float64 beside it; return what it returns."""
         in_forward = place.phase is Phase.FORWARD
         written = writes(call)
-        is_source = is_random(call) or not flat_tensors([*call.args, *call.kwargs.values()])
+        is_source = is_random(call) or not all_tensors_in([*call.args, *call.kwargs.values()])
         is_measured = not (call.info.is_ignored or is_source)
         with self._apart():
-            given = 0.0 if call.info.is_ignored else self._largest_error(call)
+            read = (
+                [] if call.info.is_ignored else float_tensors([*call.args, *call.kwargs.values()])
+            )
+            given = max(map(self._values.error_of, read), default=0.0)
             exactly = ExactRun(call, self._values.of)
             # Before it runs: it may write to what it was given.
             beside = ExactRun(call, as_exact) if is_measured else None
         out = execute(call.args)
-        made = flat_tensors(out) or list(written)
+        made = all_tensors_in([out]) or list(written)
         born: list[Tensor] | None = None
         if beside is not None:
             with self._apart():
@@ -168,10 +156,6 @@ class ErrorLog:
         tally = self._tallies.setdefault(key, _Tally())
         tally.calls += 1
         return tally
-
-    def _largest_error(self, call: OpCall) -> float:
-        tensors = float_tensors([*call.args, *call.kwargs.values()])
-        return max((self._values.error_of(tensor) for tensor in tensors), default=0.0)
 
     def _tried(self, call: OpCall, exactly: ExactRun) -> list[Tensor] | None:
         """Return the results in float64; ``None`` where the op does not know it, which is noted."""

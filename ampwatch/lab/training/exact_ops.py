@@ -9,6 +9,7 @@ import torch
 
 from ampwatch.training.devices import autocast_key, autocast_types
 from ampwatch.training.kernels.admission import is_dense
+from ampwatch.training.model.tensors import all_tensors_in
 from ampwatch.training.ops.storage import WeakStorage
 from ampwatch.training.private import (
     DispatchKey,
@@ -72,17 +73,12 @@ def _as_it_is(tensor: Tensor) -> Tensor:
 
 
 class ExactValue(NamedTuple):
-    """The exact value of a tensor of a replay.
+    """The exact value of a tensor of a replay."""
 
-    Attributes:
-        tensor: The value, float64 where the tensor is of floating point; of a graph in forward.
-        error: How far the tensor is from it, relative, as an L2 norm.
-        memory: Of the tensor, without holding it.
-    """
-
+    # the value, float64 where the tensor is of floating point; of a graph in forward
     tensor: Tensor
-    error: float
-    memory: WeakStorage
+    error: float  # how far the tensor is from it, relative, as an L2 norm
+    memory: WeakStorage  # of the tensor, without holding it
 
 
 class ExactValues:
@@ -116,7 +112,8 @@ class ExactValues:
         self._known[_key(tensor)] = ExactValue(exact, error, memory)
         self._until_sweep -= 1
         if self._until_sweep <= 0:
-            self._sweep()
+            self._known = {k: v for k, v in self._known.items() if not v.memory.expired()}
+            self._until_sweep = max(SWEEP, len(self._known))
         return exact
 
     def settle(self) -> None:
@@ -127,12 +124,6 @@ class ExactValues:
     def forget(self) -> None:
         """Let go of everything. Idempotent."""
         self._known.clear()
-
-    def _sweep(self) -> None:
-        for key, value in list(self._known.items()):
-            if value.memory.expired():
-                del self._known[key]
-        self._until_sweep = max(SWEEP, len(self._known))
 
 
 def _key(tensor: Tensor) -> Any:
@@ -169,13 +160,12 @@ class ExactRun:
 
     def __init__(self, call: OpCall, exact_of: Callable[[Tensor], Tensor]) -> None:
         self._call = call
-        self._args = [
-            self._argument(name, value, exact_of)
-            for name, value in zip(call.info.arguments, call.args, strict=False)
-        ]
-        self._kwargs = {
-            name: self._argument(name, value, exact_of) for name, value in call.kwargs.items()
-        }
+
+        def argument(name: str, value: Any) -> Any:
+            return False if name == "half_to_float" else _converted(value, exact_of)
+
+        self._args = list(map(argument, call.info.arguments, call.args))
+        self._kwargs = {name: argument(name, value) for name, value in call.kwargs.items()}
 
     def run(self) -> list[Tensor]:
         """Return the tensors that it returns; of a call that returns none those that it has written to.
@@ -192,11 +182,7 @@ class ExactRun:
                 raise
             found = otherwise()
         here = call._replace(args=self._args, kwargs=self._kwargs)
-        return flat_tensors(found) or list(writes(here))
-
-    @staticmethod
-    def _argument(name: str, value: Any, exact_of: Callable[[Tensor], Tensor]) -> Any:
-        return False if name == "half_to_float" else _converted(value, exact_of)
+        return all_tensors_in([found]) or list(writes(here))
 
 
 def _otherwise(call: OpCall, args: list[Any], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
@@ -238,16 +224,7 @@ def with_strides_of(exact: Tensor, tensor: Tensor) -> Tensor:
 
 def float_tensors(values: Any) -> list[Tensor]:
     """Return the dense tensors of floating point among the results of an op."""
-    return [t for t in flat_tensors(values) if t.is_floating_point() and is_dense(t)]
-
-
-def flat_tensors(values: Any) -> list[Tensor]:
-    """Return the tensors in the result of an op, or in its arguments, in order."""
-    if isinstance(values, torch.Tensor):
-        return [values]
-    if isinstance(values, (list, tuple)):
-        return [tensor for value in values for tensor in flat_tensors(value)]
-    return []
+    return [t for t in all_tensors_in([values]) if t.is_floating_point() and is_dense(t)]
 
 
 def writes(call: OpCall) -> Sequence[Tensor]:
@@ -258,4 +235,4 @@ def writes(call: OpCall) -> Sequence[Tensor]:
         for argument in schema_of(call.func).arguments
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
-    return flat_tensors(found)
+    return all_tensors_in(found)

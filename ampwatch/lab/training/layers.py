@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from ampwatch.guard import is_of_a_signal
-from ampwatch.lab.precision.evidence import OperandsMeasured, plan_made
+from ampwatch.lab.precision.plan_left import OperandsMeasured, plan_made
 from ampwatch.numerics.blocks import BLOCK_SIZES, merged_blocks
 from ampwatch.numerics.exponents import merged
 from ampwatch.training.hooks.sensor import Sensor
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
-    from ampwatch.lab.precision.evidence import PlanMade
+    from ampwatch.lab.precision.plan_left import PlanMade
     from ampwatch.numerics.blocks import BlockHistogram
     from ampwatch.training.hooks.events import IterationArrived, Requested
     from ampwatch.training.iteration.context import Context
@@ -73,9 +73,6 @@ class LayerSensor(Sensor):
 
     It measures nothing itself: the sensor of activations tells it of calls and measures inputs that
     are the output of no other module.
-
-    Attributes:
-        plan: The newest plan that was asked for, here or by another process; ``None`` before.
     """
 
     name = "layers"
@@ -85,7 +82,9 @@ class LayerSensor(Sensor):
         self._names = context.names
         self._observe = context.observe
         self._out = context.out
-        self.plan: PlanMade | None = None
+        self.plan: PlanMade | None = (
+            None  # the newest that was asked for, here or by another process
+        )
         self._layers: dict[str, _Layer] = {}
         # Whose operands tensors are; found anew after a layer or the source of an input is another.
         self._places: dict[_Key, list[tuple[_Layer, Operand]]] | None = None
@@ -110,10 +109,7 @@ class LayerSensor(Sensor):
         return HeldBytes(OPERAND_BYTES * kept)
 
     def follow(self, records: Sequence[PlanRecord]) -> None:
-        """Hand over a plan that somebody has asked for, and from now on what is measured.
-
-        Args:
-            records: The plan, layer by layer; one at least.
+        """Hand over a plan that somebody has asked for, layer by layer, and from now on what is measured.
 
         Raises:
             ValueError: If a format is unknown.

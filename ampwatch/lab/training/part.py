@@ -21,13 +21,7 @@ DETECTORS = (PlanLeft,)
 
 
 class Lab:
-    """The laboratory's part of one training. See ``ampwatch.training.session.Part``.
-
-    Attributes:
-        calls: Is notified of the calls of modules.
-        budgets: Makes error budgets.
-        sensors: The sensors.
-    """
+    """The laboratory's part of one training. See ``ampwatch.training.session.Part``."""
 
     def __init__(self, context: Context, identity: RunIdentity, replays: ReplaySensor) -> None:
         self.calls = layers = LayerSensor(context, identity)

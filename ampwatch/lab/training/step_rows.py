@@ -7,7 +7,7 @@ import math
 import sys
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -42,29 +42,19 @@ class RowName(NamedTuple):
 class _Measured:
     """A row whose numbers may still be on a device."""
 
-    name: RowName
-    index: int
-    dtype: str
-    shape: list[int]
+    known: dict[str, Any]  # the fields of its ``TapeRow`` that are known at once
     sums: torch.Tensor
     bins: torch.Tensor | None
     scale: torch.Tensor | None
-    sources: list[int]
-    inputs: list[str]
-    exchanged: bool
 
 
 @dataclass
 class StepRows:
-    """The rows of one step. Keeps no tensor of the training.
-
-    Attributes:
-        missing: In sentences, what could not be recorded.
-    """
+    """The rows of one step. Keeps no tensor of the training."""
 
     kernel_for: Callable[[torch.device], Kernel]
     sketcher: Sketcher
-    missing: dict[str, None] = field(default_factory=dict)
+    missing: dict[str, None] = field(default_factory=dict)  # in sentences, what was not recorded
     _rows: list[_Measured] = field(default_factory=list)
     _writers: dict[int, int] = field(default_factory=dict)
     _exchanged: set[int] = field(default_factory=set)
@@ -107,21 +97,17 @@ class StepRows:
             index = self._indices.get(name, 0)
             self._indices[name] = index + 1
             dtypes = sorted({name_of(t.dtype) for t in read if t.is_floating_point()})
-            row = _Measured(
-                name,
-                index,
-                name_of(part.dtype),
-                list(part.shape),
-                sums,
-                bins,
-                scale,
-                sources,
-                dtypes,
-                exchanged,
-            )
+            known = name._asdict() | {
+                "index": index,
+                "dtype": name_of(part.dtype),
+                "shape": list(part.shape),
+                "sources": sources,
+                "inputs": dtypes,
+                "exchanged": exchanged,
+            }
             if name.kind in _WRITES:
                 self._writers[_storage(part)] = len(self._rows)
-            self._rows.append(row)
+            self._rows.append(_Measured(known, sums, bins, scale))
 
     def exchange(self, tensors: Sequence[torch.Tensor]) -> None:
         """Take note that a collective was called with the memory of some tensors.
@@ -133,8 +119,8 @@ class StepRows:
             self._exchanged.add(storage)
             writer = self._writers.get(storage)
             # A copy that only brought it there: of buckets, or of the order of buckets.
-            if writer is not None and self._rows[writer].name.name in _COPIES:
-                self._rows[writer].exchanged = True
+            if writer is not None and self._rows[writer].known["name"] in _COPIES:
+                self._rows[writer].known["exchanged"] = True
 
     def _is_exchanged(
         self, part: torch.Tensor, read: Sequence[torch.Tensor], *, is_backward: bool
@@ -150,27 +136,14 @@ class StepRows:
 
     def received(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return those of some tensors whose memory a collective of this step was called with."""
-        if not self._exchanged:
-            return []
-        return [
-            tensor
-            for tensor in tensors
-            if any(_storage(part) in self._exchanged for part in _parts_of([tensor]))
-        ]
+        return _in_memory(tensors, self._exchanged.__contains__) if self._exchanged else []
 
     def strangers(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return those of some tensors whose memory no row of this step has written.
 
         What other ranks have written counts as well.
         """
-        return [
-            tensor
-            for tensor in tensors
-            if any(self._is_strange(_storage(part)) for part in _parts_of([tensor]))
-        ]
-
-    def _is_strange(self, storage: int) -> bool:
-        return storage not in self._writers or storage in self._exchanged
+        return _in_memory(tensors, lambda s: s not in self._writers or s in self._exchanged)
 
     def sources_of(self, tensors: Sequence[torch.Tensor]) -> list[int]:
         """Return the rows that have written the memory of some tensors last."""
@@ -196,12 +169,11 @@ class StepRows:
         Cost: waits once for each device that tensors were on; some 10 us a row.
         """
         sums = _on_host([row.sums for row in self._rows])
-        bins = _on_host([row.bins[0] for row in self._rows if row.bins is not None])
+        bins = iter(_on_host([row.bins[0] for row in self._rows if row.bins is not None]))
         scales = {id(r.scale): r.scale for r in self._rows if r.scale is not None}
         known = {key: float(scale) for key, scale in scales.items() if scale is not None}
-        rest = iter(bins)
         return [
-            _row(row, numbers.tolist(), None if row.bins is None else next(rest), known)
+            _row(row, numbers.tolist(), None if row.bins is None else next(bins), known)
             for row, numbers in zip(self._rows, sums, strict=True)
         ]
 
@@ -217,6 +189,13 @@ def _parts_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return the parts of tensors that are in the memory of this process, as far as it can be seen."""
     parts = map(local_part, tensors)
     return [p for p in parts if p is not None and p.layout is torch.strided and not p.is_meta]
+
+
+def _in_memory(
+    tensors: Sequence[torch.Tensor], wanted: Callable[[int], bool]
+) -> list[torch.Tensor]:
+    """Return those of some tensors with a part in memory that is wanted."""
+    return [t for t in tensors if any(wanted(_storage(part)) for part in _parts_of([t]))]
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -244,15 +223,9 @@ def _row(
     histogram = ExponentHistogram()
     if bins is not None:
         data = ctypes.string_at(bins.data_ptr(), ROW_BYTES)
-        histogram = decode(data, row.dtype, math.prod(row.shape))
+        histogram = decode(data, row.known["dtype"], math.prod(row.known["shape"]))
     return TapeRow(
-        kind=int(row.name.kind),
-        name=row.name.name,
-        module=row.name.module,
-        phase=row.name.phase,
-        index=row.index,
-        dtype=row.dtype,
-        shape=row.shape,
+        **row.known,
         norm=_finite(math.sqrt(max(numbers[NUM_BUCKETS], 0.0)) / scale),
         amax=histogram.amax / scale,
         zeros=histogram.zeros,
@@ -262,9 +235,6 @@ def _row(
         counts=list(histogram.counts),
         sketch=pack_sums([_finite(x / scale) for x in numbers[:NUM_BUCKETS]]),
         scale=scale,
-        sources=row.sources,
-        inputs=row.inputs,
-        exchanged=row.exchanged,
     )
 
 

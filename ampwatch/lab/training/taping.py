@@ -30,8 +30,6 @@ from ampwatch.training.ops.events import OpSensor
 from ampwatch.training.private import graph_task, scale_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import nn
     from torch.optim import Optimizer
 
@@ -43,6 +41,9 @@ if TYPE_CHECKING:
 
 
 logger = Log()
+
+COMPILED = "outputs of modules: compiled code runs"
+"""What is not recorded of compiled code."""
 
 MAX_WAITING = 4096
 """Recorded steps whose outcome is still on its way."""
@@ -65,7 +66,6 @@ class TapeSensor(OpSensor):
     def __init__(self, context: Context, identity: RunIdentity) -> None:
         self._context = context
         self._identity = identity
-        self._settings = context.settings
         context.governor.record(self._is_recorded)
         self.guard: Guard = context.bus.guard(self.name, is_thread_safe=True, sweep=self.failed)
         self._kernel_for = cache(kernel_for)
@@ -79,13 +79,12 @@ class TapeSensor(OpSensor):
         self._step = -1
         self._trouble = ""
 
-    def not_seen(self) -> Iterator[str]:
-        """Yield, in a sentence, what is not on the tape."""
-        if self._trouble:
-            yield self._trouble
+    def not_seen(self) -> list[str]:
+        """Return, in a sentence, what is not on the tape."""
+        return [self._trouble] if self._trouble else []
 
     def _is_recorded(self, step: int) -> bool:
-        first, every = self._settings.record_first, self._settings.record_every
+        first, every = self._context.settings.record_first, self._context.settings.record_every
         return step < first or (every > 0 and step % every == 0)
 
     # The history of iterations.
@@ -96,7 +95,7 @@ class TapeSensor(OpSensor):
         Raises:
             SettingsError: If the file cannot be made.
         """
-        identity, directory = self._identity, Path(self._settings.record_dir)
+        identity, directory = self._identity, Path(self._context.settings.record_dir)
         path = tape_path(directory, identity.run, identity.rank, identity.started_ns)
         try:
             self._writer = TapeWriter(path)
@@ -119,7 +118,7 @@ class TapeSensor(OpSensor):
         self._has_weights = False
         bus = self._context.bus
         if bus.runs_compiled:
-            self._rows.missing["outputs of modules: compiled code runs"] = None
+            self._rows.missing[COMPILED] = None
             return
         if not self._context.governor.counts_one_by_one:
             self._rows.missing["ops: op_census is window"] = None
@@ -131,9 +130,12 @@ class TapeSensor(OpSensor):
     def _end_listening(self) -> None:
         if self._rows is not None:
             self._rows = None
-            self._context.bus.ignore(self, on.RootCalled)
-            self._context.bus.ignore(self, on.ForwardReturned)
+            self._ignore_calls()
         self._modules.clear()
+
+    def _ignore_calls(self) -> None:
+        self._context.bus.ignore(self, on.RootCalled)
+        self._context.bus.ignore(self, on.ForwardReturned)
 
     def failed(self) -> None:
         """Record no more."""
@@ -144,20 +146,16 @@ class TapeSensor(OpSensor):
         self._end_listening()
         self._sketcher.clear()
         self._waiting.clear()
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.close()
-            if (
-                not self._has_head
-            ):  # no step was recorded: there is nothing to hold against anything
-                writer.path.unlink(missing_ok=True)
+        writer = self._let_go()
+        # Without a recorded step there is nothing to hold against anything.
+        if writer is not None and not self._has_head:
+            writer.path.unlink(missing_ok=True)
 
     def compiled_entering(self, _event: on.CompiledEntering) -> None:
         """Have the hooks taken out: code that is compiled must not be compiled with them."""
         if self._rows is not None:
-            self._rows.missing["outputs of modules: compiled code runs"] = None
-            self._context.bus.ignore(self, on.RootCalled)
-            self._context.bus.ignore(self, on.ForwardReturned)
+            self._rows.missing[COMPILED] = None
+            self._ignore_calls()
 
     # What a step computes, in the order of its coming.
 
@@ -332,9 +330,14 @@ class TapeSensor(OpSensor):
         """Record no more, and say why once."""
         self._trouble = f"steps are not recorded any more: {why}"
         logger.warning("%s; training is not affected", self._trouble)
+        self._let_go()
+
+    def _let_go(self) -> TapeWriter | None:
+        """Close the file, and return what wrote it; ``None`` if it is closed already."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
+        return writer
 
 
 MAX_OPTIONS = 32

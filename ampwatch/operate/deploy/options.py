@@ -21,28 +21,18 @@ _LOOPBACK = re.compile(r"localhost|127\.[0-9.]+|\[::1\]")
 
 @dataclass(frozen=True, slots=True)
 class DeployOptions:
-    """Differences from the files as they are shipped; none by default.
+    """Differences from the files as they are shipped; none by default."""
 
-    Attributes:
-        targets: Daemons to scrape, ``host:port``.
-        runbooks: Base of the runbooks' addresses, with a slash at its end; empty for the project's own.
-        webhook: Where Alertmanager sends alerts; empty for the placeholder.
-        grafana: Address of Grafana, with a slash at its end; empty for no links to it.
-        alertmanager: Address of Alertmanager, likewise.
-        external: Address by which others open the page of this machine's daemon, likewise.
-        scrape_seconds: How often Prometheus scrapes; 0 for as shipped. Unit: s.
-        port: Where daemons listen.
-        token_file: File with the token that the daemon of this machine wants; empty for none.
-    """
-
-    targets: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()  # daemons to scrape, ``host:port``
+    # base of the runbooks' addresses, with a slash at its end; empty for the project's own
     runbooks: str = ""
-    webhook: str = ""
-    grafana: str = ""
-    alertmanager: str = ""
-    external: str = ""
-    scrape_seconds: int = 0
-    port: int = DEFAULT_PORT
+    webhook: str = ""  # where Alertmanager sends alerts; empty for the placeholder
+    grafana: str = ""  # address of Grafana, with a slash at its end; empty for no links to it
+    alertmanager: str = ""  # address of Alertmanager, likewise
+    external: str = ""  # address by which others open the page of this machine's daemon, likewise
+    scrape_seconds: int = 0  # how often Prometheus scrapes; 0 for as shipped. Unit: s
+    port: int = DEFAULT_PORT  # where daemons listen
+    # file with the token that the daemon of this machine wants; empty for none
     token_file: str = ""
 
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import ampwatch
 from ampwatch.errors import DeployError
+from ampwatch.operate.deploy.options import DeployOptions
 from ampwatch.report import pages
 from ampwatch.settings import DEFAULT_PORT
 from ampwatch.shipped import shipped
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ampwatch.operate.deploy.options import DeployOptions
 
 RUNBOOKS = f"{pages.REPOSITORY}docs/runbooks/"
 WEBHOOK = r"http://127\.0\.0\.1:5001/alerts"
@@ -50,17 +47,11 @@ which says so, and in tests of rules, where it is part of the names of instances
 
 
 class Substitution(NamedTuple):
-    """A change to the shipped files.
+    """A change to the shipped files."""
 
-    Attributes:
-        files: Pattern of the paths in which it is made.
-        old: Pattern of what is replaced; its first group, if it has one, stays in front.
-        new: What is put there.
-    """
-
-    files: str
-    old: str
-    new: str
+    files: str  # pattern of the paths in which it is made
+    old: str  # pattern of what is replaced; its first group, if it has one, stays in front
+    new: str  # what is put there
 
 
 def tree(options: DeployOptions) -> dict[str, str]:

@@ -10,18 +10,15 @@ import hashlib
 import os
 import re
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from ampwatch import __version__
 from ampwatch.errors import DeployError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 RECORD = ".ampwatch-deploy.json"
 
@@ -31,15 +28,10 @@ DIRECTORY_MODE = 0o755
 
 
 class Record(msgspec.Struct):
-    """What was written.
+    """What was written."""
 
-    Attributes:
-        version: The version that wrote it, empty if none did.
-        files: Digest by path.
-    """
-
-    version: str = ""
-    files: dict[str, str] = {}
+    version: str = ""  # the version that wrote it, empty if none did
+    files: dict[str, str] = {}  # digest by path
 
 
 class FileChange(Enum):
@@ -56,19 +48,12 @@ class FileChange(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Plan for a directory: what is written, removed and left alone.
+    """Plan for a directory: what is written, removed and left alone."""
 
-    Attributes:
-        directory: Where.
-        files: Text by path, of the whole deployment.
-        changes: What becomes of each file, by path.
-        version: The version that wrote the directory, empty if none did.
-    """
-
-    directory: Path
-    files: Mapping[str, str]
-    changes: Mapping[str, FileChange]
-    version: str = ""
+    directory: Path  # where
+    files: Mapping[str, str]  # text by path, of the whole deployment
+    changes: Mapping[str, FileChange]  # what becomes of each file, by path
+    version: str = ""  # the version that wrote the directory, empty if none did
 
     def paths(self, change: FileChange) -> list[str]:
         """Return the paths that ``change`` is for, in order."""
@@ -76,11 +61,7 @@ class Plan:
 
 
 def plan(directory: Path, files: Mapping[str, str]) -> Plan:
-    """Compare a directory with what it is to be.
-
-    Args:
-        directory: Where; need not exist.
-        files: Text by path.
+    """Compare a directory, which need not exist, with what it is to be: texts by path.
 
     Raises:
         DeployError: If it is no directory, cannot be read, or was written by a newer version.
@@ -108,7 +89,7 @@ def plan(directory: Path, files: Mapping[str, str]) -> Plan:
 
 
 class Theirs(Enum):
-    """Treatment of files that somebody has changed."""
+    """Treatment of files that somebody has changed: write nothing, write the others, or write all."""
 
     REFUSE = "refuse"
     KEEP = "keep"
@@ -119,10 +100,6 @@ def write(todo: Plan, *, theirs: Theirs = Theirs.REFUSE) -> None:
     """Do what was planned.
 
     Each file is whole, the old or the new one, whenever this is interrupted.
-
-    Args:
-        todo: The plan.
-        theirs: Write nothing, the others, or all, where somebody has changed some.
 
     Raises:
         DeployError: If something was changed by hand and is neither to be kept nor overwritten,

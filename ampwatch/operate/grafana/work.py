@@ -7,20 +7,17 @@ import difflib
 import hashlib
 import json
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from ampwatch import __version__
 from ampwatch.errors import GrafanaError, SettingsError
 from ampwatch.operate.grafana.server import ADDRESS, VERSIONS, GrafanaServer, expect
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    Json = dict[str, Any]
-
+Json = dict[str, Any]
 
 COUNTED = ("id", "version", "iteration")
 """Fields that a Grafana counts by itself: they say nothing about how a dashboard appears."""

@@ -144,7 +144,7 @@ def test_the_directories_of_all_users_are_listed_anew_after_a_while(
     shared = tmp_path / "shm"
     shared.mkdir()
     monkeypatch.setattr("ampwatch.runtime.SHARED_MEMORY", shared)
-    monkeypatch.setattr(discovery, "ring_directories", lambda *_: [])
+    monkeypatch.setattr(discovery.runtime, "ring_directories", lambda *_: [])
     clock = Clock()
     places = MachineDirectories(str(tmp_path / "runtime"), clock)
     places()

@@ -48,7 +48,7 @@ def runs(tmp_path: Path) -> EndedRuns:
 
 @pytest.fixture
 def site(runs: EndedRuns) -> Site:
-    return Site(Fleet(Settings()), {}, ended=runs)
+    return Site(Fleet(Settings()), ended=runs)
 
 
 def ask(site: Site, path: str = "/ended/", *picked: str) -> Response:
@@ -75,7 +75,7 @@ def test_a_run_that_goes_on_has_not_ended(tmp_path: Path) -> None:
     fleet = Fleet(Settings(), Clock(START))
     who = identity(run="gpt", started_ns=START * SECOND, rank=0, world_size=2)
     fleet.apply("ring", who, [], alive=True, lost=0, dropped=0)
-    site = Site(fleet, {}, ended=EndedRuns(fleet, str(tmp_path)))
+    site = Site(fleet, ended=EndedRuns(fleet, str(tmp_path)))
 
     page = ask(site).body.decode()
     assert ">gone</a>" in page

@@ -74,7 +74,8 @@ def serving(
 ) -> Iterator[Served]:
     fleet = made_up_fleet()
     options.setdefault("ended", EndedRuns(fleet, "/nowhere"))
-    site = Site(fleet, {"rings": CollectorPass(success=True, duration_seconds=0.0)}, **options)
+    fleet.passes["rings"] = CollectorPass(success=True, duration_seconds=0.0)
+    site = Site(fleet, **options)
     server = Server(host, 0, site, web or WebConfig(), names, access)
     with answering(server):
         yield Served(fleet, server)

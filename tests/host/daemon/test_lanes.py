@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ampwatch.host.daemon.lanes import Lane
+from ampwatch.host.daemon.server import Lane
 
 
 @pytest.fixture

@@ -17,9 +17,8 @@ from ampwatch.host.daemon.push import (
     NAME,
     SIGNAL,
     Pusher,
-    endpoint_of,
+    endpoints_of,
     interval_of,
-    logs_endpoint_of,
     open_pusher,
     without_password,
 )
@@ -112,8 +111,8 @@ class TestFailures:
         self, url: str, monkeypatch: pytest.MonkeyPatch, timeout_seconds: str = "60"
     ) -> tuple[Pusher, dict[str, CollectorPass]]:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", timeout_seconds)
-        passes: dict[str, CollectorPass] = {}
-        return open_pusher(made_up_fleet(), passes, url, "node1:1", "node1"), passes
+        fleet = made_up_fleet()
+        return open_pusher(fleet, url, "node1:1", "node1"), fleet.passes
 
     def test_a_receiver_that_is_away_costs_one_line_and_is_tried_again(
         self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -183,7 +182,7 @@ class TestFailures:
                 pass
 
         outlet = Broken()
-        pusher = Pusher(Fleet(Settings()), {}, [outlet], 0.01)
+        pusher = Pusher(Fleet(Settings()), [outlet], 0.01)
         pusher.start()
         eventually(lambda: outlet.sent > 3, "more tries")
         pusher.stop()
@@ -223,8 +222,7 @@ def test_the_address_is_what_is_given_first(
     url: str, environment: dict[str, str], metrics: str, logs: str
 ) -> None:
     """The option, the variable of a signal, that of all, a collector beside it; events nowhere if that is not known."""
-    assert endpoint_of(url, environment) == metrics
-    assert logs_endpoint_of(url, metrics, environment) == logs
+    assert endpoints_of(url, environment) == (metrics, logs)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +231,7 @@ def test_the_address_is_what_is_given_first(
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     """At the start, by name: later it would be a line in a log."""
     with pytest.raises(DaemonError, match="expected an address as http"):
-        endpoint_of(url, {})
+        endpoints_of(url, {})
 
 
 def test_the_interval_is_the_standard_one() -> None:

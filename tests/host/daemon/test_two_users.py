@@ -77,7 +77,8 @@ def new_daemon(shared: Path) -> tuple[Fleet, RingWatcher, NameOwners]:
 
 def steps(fleet: Fleet) -> dict[str, tuple[str, float]]:
     """User and newest step of each run, as Prometheus is told."""
-    exporter = PrometheusExporter(fleet, {"rings": CollectorPass(success=True, duration_seconds=0)})
+    fleet.passes["rings"] = CollectorPass(success=True, duration_seconds=0)
+    exporter = PrometheusExporter(fleet)
     text = exporter.render("text/plain")[0].decode().splitlines()
     said = [
         line for line in text if line.startswith(("ampwatch_run_info{", "ampwatch_steps_total{"))

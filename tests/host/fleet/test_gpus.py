@@ -103,7 +103,7 @@ def test_a_feature_is_reported_once_and_parts_that_differ_beside_it(
 
 def test_xids_have_a_counter_each_up_to_a_limit() -> None:
     """A broken GPU can invent codes; series stay bounded, and no error is lost."""
-    xids = Xids.none_yet()
+    xids = Xids()
     invented = [1000 + i for i in range(MAX_FURTHER_XIDS + 5)]
 
     for code in (*invented, 79, 79, invented[0], invented[-1]):

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from ampwatch.host.fleet import priority as module
-from ampwatch.host.fleet.priority import Priority
+from ampwatch.host.fleet import fleet as module
+from ampwatch.host.fleet.fleet import Priority
 
 
 def test_work_steps_aside_for_what_goes_first_but_not_for_ever(

@@ -216,7 +216,7 @@ def test_magnitudes_are_those_above_zero_without_the_scale() -> None:
     made = ranges_of(ranges(exponents=exponents, loss_scale=2.0**16))
     made.put(ranges(exponents=histogram(20, 7)))
 
-    counts = dict(made.magnitude.cumulative())
+    counts = dict(made.magnitude.distribution().buckets)
 
     assert counts[2.0**-48] == 3
     assert counts[2.0**-44] == 4
@@ -235,7 +235,7 @@ def test_what_a_predecessor_has_counted_is_not_counted_again() -> None:
     old = ranges(exponents=histogram(0, 5), time_ns=START * SECOND - 1)
     made = ranges_of(old, ranges(exponents=histogram(0, 2), time_ns=START * SECOND))
 
-    assert made.magnitude.cumulative()[-1] == (math.inf, 2)
+    assert made.magnitude.distribution().buckets[-1] == (math.inf, 2)
     assert made.gradients.spans[0].histogram.nonzero == 7
 
 

@@ -8,10 +8,8 @@ from itertools import pairwise
 import pytest
 
 from ampwatch.host.fleet import Fleet
-from ampwatch.host.fleet.fleet import CollectorPass
 from ampwatch.host.fleet.gpus import Feature, Gpu, Pass, Reason
-from ampwatch.host.gpu.collector import GpuCollector
-from ampwatch.host.gpu.source import Source
+from ampwatch.host.gpu.collector import GpuCollector, Source
 from ampwatch.settings import Settings
 from ampwatch.wire.records import FactsRecord
 from tests.workshop.clocks import Clock
@@ -47,10 +45,9 @@ class Bench:
     def __init__(self, *opened: Source | Pass) -> None:
         self.clock = Clock()
         self.fleet = Fleet(Settings(), self.clock)
-        self.passes: dict[str, CollectorPass] = {}
         self.opened = list(opened)
         self.num_opened = 0
-        self.collector = GpuCollector(self.fleet, self.passes, self._open, 5.0, self.clock)
+        self.collector = GpuCollector(self.fleet, self._open, 5.0, self.clock)
 
     def _open(self) -> Source | Pass:
         self.num_opened += 1
@@ -62,7 +59,7 @@ class Bench:
 
     @property
     def success(self) -> bool:
-        return self.passes["gpu"].success
+        return self.fleet.passes["gpu"].success
 
 
 @pytest.mark.parametrize(
@@ -186,7 +183,7 @@ def test_values_are_taken_back_while_a_look_hangs() -> None:
     assert (before, bench.success) == (True, False)
     assert bench.fleet.gpus.newest == Pass(Reason.TIMEOUT)
     assert (hung.gone, hung.answers) == (Reason.TIMEOUT, {})
-    assert bench.passes["gpu"].duration_seconds == 61
+    assert bench.fleet.passes["gpu"].duration_seconds == 61
     bench.look()
     assert bench.success
 

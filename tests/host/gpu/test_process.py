@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ampwatch.host.fleet.gpus import Reason
-from ampwatch.host.gpu import pids
+from ampwatch.host.gpu import source as module
 from ampwatch.host.gpu.xid import XidWatcher
 from ampwatch.wire.ring import RingReader
 from tests.host.daemon.parts import Daemon, Place, eventually
@@ -46,7 +46,7 @@ def test_a_driver_is_found_and_read(place: Place, tmp_path: Path) -> None:
             {"gpus": 8, "xids": "5:79", "pid": writer.process.pid},
         )
         later = metrics(daemon, 'ampwatch_gpu_xid_last_timestamp_seconds{gpu="5"')
-        if pids.is_of_the_host():  # else nobody believes a pid of the stand-in
+        if module.is_of_the_host():  # else nobody believes a pid of the stand-in
             metrics(
                 daemon,
                 'gpu_process_info{gpu="0",gpu_instance="",rank="0",run="gpt",uuid="GPU-00000000"} 1.0',

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ampwatch.host.fleet.gpus import TENSOR_PIPES, Feature, Gpu, Pass, Reason
-from ampwatch.host.gpu import pids
+from ampwatch.host.gpu import source as module
 from ampwatch.host.gpu.nvml import Nvml, open_nvml
 from tests.host.gpu.standin import Standin
 
@@ -234,7 +234,7 @@ def test_the_processes_of_an_instance_are_its_own(
     driver: Standin, monkeypatch: pytest.MonkeyPatch, unprivileged: int
 ) -> None:
     """Also where the GPU itself names them to nobody but root."""
-    monkeypatch.setattr(pids, "is_of_the_host", lambda: True)
+    monkeypatch.setattr(module, "is_of_the_host", lambda: True)
     driver.plays(mig=1, pid=4711, in_instance=2, unprivileged=unprivileged)
 
     (gpu,) = read(driver)
@@ -391,7 +391,7 @@ def test_processes_are_known_with_their_memory(
     driver: Standin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the pid namespace of the host, where a pid means the same to everybody."""
-    monkeypatch.setattr(pids, "is_of_the_host", lambda: True)
+    monkeypatch.setattr(module, "is_of_the_host", lambda: True)
     driver.plays(gpus=2, pid=4711)
 
     _, gpu = read(driver)
@@ -406,14 +406,14 @@ def test_in_a_container_only_processes_that_have_the_gpu_open_are_believed(
     driver: Standin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NVML may tell a pid of the host that is another process here."""
-    monkeypatch.setattr(pids, "is_of_the_host", lambda: False)
+    monkeypatch.setattr(module, "is_of_the_host", lambda: False)
     asked = []
 
     def has_open(pid: int, minor: int) -> bool:
         asked.append((pid, minor))
         return minor == 1
 
-    monkeypatch.setattr(pids, "has_open", has_open)
+    monkeypatch.setattr(module, "has_open", has_open)
     driver.plays(gpus=2, pid=4711)
 
     other, ours = read(driver, times=1)
@@ -425,8 +425,8 @@ def test_in_a_container_only_processes_that_have_the_gpu_open_are_believed(
 
 def test_a_process_that_has_no_gpu_open_is_found_out() -> None:
     """This one; and one that does not exist."""
-    assert not pids.has_open(os.getpid(), 0)
-    assert not pids.has_open(2**22 + 1, 0)
+    assert not module.has_open(os.getpid(), 0)
+    assert not module.has_open(2**22 + 1, 0)
 
 
 def test_a_gpu_that_reports_no_xids_says_so(driver: Standin) -> None:

@@ -24,7 +24,7 @@ NAMES = [metric.name for metric in TOPICS["GPUs"]]
 
 def gpu_scrape(fleet: Fleet) -> str:
     """Return the part of a scrape that is about GPUs."""
-    body, _ = PrometheusExporter(fleet, {}).render()
+    body, _ = PrometheusExporter(fleet).render()
     heads = {f"# HELP {name} " for name in NAMES}
     lines: list[str] = []
     wanted = False

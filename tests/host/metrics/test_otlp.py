@@ -33,7 +33,7 @@ from tests.workshop.fleets import fleet_of, fleet_with_gpus, made_up_fleet, put
 from tests.workshop.records import finding, identity, step
 
 CUMULATIVE = metrics_pb2.AGGREGATION_TEMPORALITY_CUMULATIVE
-PASSES = {"rings": CollectorPass(success=True, duration_seconds=0.002)}
+RINGS = CollectorPass(success=True, duration_seconds=0.002)
 
 
 class Time:
@@ -47,7 +47,8 @@ class Time:
 
 
 def snapshots(fleet: Fleet, time: Time | None = None) -> Snapshots:
-    return Snapshots(fleet, PASSES, resource("node1:10917", "node1"), time or Time())
+    fleet.passes["rings"] = RINGS
+    return Snapshots(fleet, resource("node1:10917", "node1"), time or Time())
 
 
 def encoded(taken: Snapshots) -> ExportMetricsServiceRequest:
@@ -72,7 +73,8 @@ def point_of(content: ExportMetricsServiceRequest, name: str, **labels: str) -> 
 def test_what_is_pushed_are_the_series_and_numbers_of_a_scrape(make: Any) -> None:
     """Every family, label and value, and nothing besides."""
     fleet = make()
-    text, _ = PrometheusExporter(fleet, PASSES).render()
+    fleet.passes["rings"] = RINGS
+    text, _ = PrometheusExporter(fleet).render()
     scraped = scraped_values(text.decode())
 
     pushed = received_values([Request("", {}, encoded(snapshots(fleet)))])

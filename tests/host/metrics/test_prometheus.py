@@ -41,7 +41,7 @@ from tests.workshop.records import finding, identity, skipped_step, step
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "metrics.txt"
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
-PASSES = {"rings": CollectorPass(success=True, duration_seconds=0.002)}
+RINGS = CollectorPass(success=True, duration_seconds=0.002)
 
 
 def parse_openmetrics(text: str) -> list[Family]:
@@ -49,7 +49,8 @@ def parse_openmetrics(text: str) -> list[Family]:
 
 
 def scrape(fleet: Fleet, accept: str = "", names: Sequence[str] = ()) -> str:
-    body, _ = PrometheusExporter(fleet, PASSES).render(accept, names)
+    fleet.passes["rings"] = RINGS
+    body, _ = PrometheusExporter(fleet).render(accept, names)
     return body.decode()
 
 
@@ -129,7 +130,7 @@ def test_a_content_type_never_has_a_line_break() -> None:
     """A header of the client's making cannot get into the answer."""
     accept = "application/openmetrics-text;version=2.\r\n X-Evil: 1"
 
-    _, content_type = PrometheusExporter(fleet_of(), PASSES).render(accept)
+    _, content_type = PrometheusExporter(fleet_of()).render(accept)
 
     assert content_type.isprintable()
 

@@ -134,7 +134,7 @@ def test_a_window_beyond_every_scale_does_not_break_the_scrape() -> None:
     """Gradients of 1e-307 in float64: the scale would be more than a number can say."""
     record = ranges(exponents=histogram(-191, 1, amax=1e-307, amin=1e-307))
 
-    assert PrometheusExporter(fleet_of(FLOAT16, record), {}).render()[0]
+    assert PrometheusExporter(fleet_of(FLOAT16, record)).render()[0]
     assert value("ampwatch_loss_scale_window_high", FLOAT16, record) is None
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ampwatch.diagnosis.kinds.registry import ROWS
 from ampwatch.host.fleet import Fleet
-from ampwatch.host.metrics.prometheus import FleetCollector
+from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.host.metrics.verdict import MAX_REMEDY, MAX_ROOTS, OTHER
 from ampwatch.report.accounts import first_sentence
 from ampwatch.report.headline import first_remedy
@@ -19,7 +19,7 @@ from tests.workshop.records import finding, identity, step
 
 def samples(fleet: Fleet, family: str) -> list[dict[str, str]]:
     """Labels of the samples of a family that are not 0."""
-    found = next(f for f in FleetCollector(fleet, {}).collect() if f.name == family)
+    found = next(f for f in PrometheusExporter(fleet).collect() if f.name == family)
     return [sample.labels for sample in found.samples if sample.value]
 
 

@@ -11,13 +11,16 @@ from msgspec.structs import replace
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.detector import Shared
 from ampwatch.lab.precision import plan_left
-from ampwatch.lab.precision.evidence import (
-    OPERANDS,
+from ampwatch.lab.precision.plan_left import (
+    MARGIN_DB,
+    MAX_BLOCK_CASTS,
+    MAX_CASTS,
     OperandsMeasured,
+    PlanLeft,
     PlanMade,
     PlannedProduct,
 )
-from ampwatch.lab.precision.plan_left import MARGIN_DB, MAX_BLOCK_CASTS, MAX_CASTS, PlanLeft
+from ampwatch.lab.precision.products import OPERANDS
 from ampwatch.wire.records import Finding, Operand
 from tests.numerics.block_oracle import operand_of, quantised, rounded, sqnr_db
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import math
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 from msgspec.structs import replace
 
 from ampwatch.errors import SettingsError
-from ampwatch.lab.precision.evidence import OPERANDS
+from ampwatch.lab.precision import planner
 from ampwatch.lab.precision.plan import Plan, ProductPlan, to_json
-from ampwatch.lab.precision.planner import plan_of
-from ampwatch.lab.precision.products import HEADROOM, CastLoss, cast_loss, product_db
+from ampwatch.lab.precision.products import HEADROOM, OPERANDS, CastLoss, cast_loss, product_db
 from ampwatch.numerics.blocks import BlockHistogram
 from ampwatch.numerics.exponents import ExponentHistogram
 from ampwatch.numerics.formats import FORMATS
@@ -60,6 +60,10 @@ def _box(*layers: LayerRecord) -> Box:
     """Return what is known of a run: the layers, and a last one, which has to stay wide."""
     last = replace(_layer(_tensors(9), "head", order=99), operands=[])
     return Box(IDENTITY, layers=[*layers, last])
+
+
+def plan_of(box: Box, **wanted: Any) -> Plan:
+    return planner.plan_of(box, planner.checked(**wanted))
 
 
 def _products(plan: Plan) -> dict[str, ProductPlan]:
@@ -285,7 +289,7 @@ def test_a_limit_that_no_format_meets_leaves_the_layer_as_it_is() -> None:
 def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, object], said: str) -> None:
     """With what would."""
     with pytest.raises(SettingsError, match=said):
-        plan_of(_box(_layer(_tensors())), **arguments)  # type: ignore[arg-type]
+        plan_of(_box(_layer(_tensors())), **arguments)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import ampwatch
 from ampwatch import lab
 from ampwatch.diagnosis.evidence.iteration import TensorRange
-from ampwatch.lab.precision.planner import plan_of
+from ampwatch.lab.precision.planner import checked, plan_of
 from ampwatch.lab.tape.rows import NUM_BUCKETS
 from ampwatch.lab.training.layers import LayerSensor
 from ampwatch.lab.training.sketch import CHUNK, Sketcher
@@ -208,7 +208,7 @@ def test_a_plan_of_a_live_training_rests_on_its_steps(train: Any) -> None:
     assert plan.layers[-1].bits == 16
     assert [p.product for p in plan.layers[0].products] == ["forward", "grad_weight"]
     assert plan.phases[0].first == 0
-    assert plan_of(watch.box()) == plan
+    assert plan_of(watch.box(), checked()) == plan
     watch.close()
     assert lab.plan(watch) == plan
 

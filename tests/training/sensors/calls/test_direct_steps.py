@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torch._dynamo
 from torch import nn
 
 import ampwatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 SCALE = 128.0
 
@@ -45,18 +46,14 @@ def by_the_scaler(scaler: Any, optimizer: Any) -> None:
     scaler.update()
 
 
-@torch.compile(backend="eager")
-def compiled(optimizer: Any) -> None:
-    optimizer.step()
-
-
 def in_compiled_code(_scaler: Any, optimizer: Any) -> None:
-    compiled(optimizer)
+    # Not when this file is imported: that is seen by every test of the process.
+    torch.compile(plainly, backend="eager")(None, optimizer)
 
 
 def compiled_after_unscale(scaler: Any, optimizer: Any) -> None:
     scaler.unscale_(optimizer)
-    compiled(optimizer)
+    in_compiled_code(scaler, optimizer)
     scaler.update()
 
 
@@ -64,7 +61,7 @@ def compiled_after_a_question(scaler: Any, optimizer: Any) -> None:
     scale = scaler.get_scale()
     for parameter in optimizer.param_groups[0]["params"]:
         parameter.grad.data.mul_(1.0 / scale)
-    compiled(optimizer)
+    in_compiled_code(scaler, optimizer)
 
 
 def divided(gradient: torch.Tensor) -> torch.Tensor:
@@ -101,10 +98,17 @@ def test_a_step_is_reported_where_nothing_can_have_divided(
     assert ("unscaled_step" in {f.kind for f in watch.findings}) is is_wrong
 
 
-@pytest.mark.usefixtures("one_thread")
-@pytest.mark.filterwarnings(
-    "ignore:.*script_method:DeprecationWarning"
-)  # what the compiler imports
+@pytest.fixture
+def compiler() -> Iterator[None]:
+    """The compiler, as if nothing had been compiled, before the test and after it."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+# The compiler imports what is deprecated.
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
+@pytest.mark.usefixtures("one_thread", "compiler")
 @pytest.mark.parametrize(
     ("end", "hook", "is_wrong"),
     [
@@ -118,8 +122,7 @@ def test_a_step_is_reported_where_nothing_can_have_divided(
 def test_a_step_in_compiled_code_is_reported_by_the_weights_that_have_moved(
     end: Callable[..., None], hook: Any, *, is_wrong: bool
 ) -> None:
-    """Weights follow an independent run on gradients that nothing has divided."""
-    torch._dynamo.reset()
+    """Where it is reported the weights have moved by the gradients as backward has left them."""
     torch.manual_seed(0)
     model = nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)

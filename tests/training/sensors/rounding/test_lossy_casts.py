@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.training.sensors.rounding.lossy_casts import LossyCasts
+from ampwatch.training.sensors.rounding.lossy_casts import MAX_FOLLOWED, LossyCasts
 from tests.training.sensors.listening import OUTSIDE, STEPPED, Listening, inside
 
 HALF = (torch.bfloat16, torch.float16)
@@ -220,6 +220,19 @@ def test_times_that_were_rounded_count_where_sines_are_taken_of_them(
     assert cast.angle == pytest.approx(wrong, rel=0.01)
     assert cast.largest == pytest.approx(7919.7)
     assert (cast.site.where, cast.site.op, cast.dtype) == ("loss", "_to_copy", str(dtype)[6:])
+
+
+@pytest.mark.parametrize("between", [MAX_FOLLOWED - 1, MAX_FOLLOWED])
+def test_a_sine_is_looked_for_right_after_the_cast(listening: Listening, between: int) -> None:
+    """The memory of an input lives through forward: it is not looked for in each op of that."""
+    other = torch.ones(2)
+    with listening:
+        rounded = torch.linspace(1.3, 7919.7, 32).to(torch.bfloat16)
+        for _ in range(between):
+            other.neg()
+        rounded.sin()
+
+    assert len(listening.seen) == (between < MAX_FOLLOWED)
 
 
 @pytest.mark.parametrize(

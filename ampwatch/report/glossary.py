@@ -11,129 +11,103 @@ class Term(NamedTuple):
 
     Attributes:
         name: The word as it is written.
+        pattern: Matches the word, and what is the same, in a text.
         meaning: A sentence, without its full stop.
     """
 
     name: str
+    pattern: str
     meaning: str
 
 
-_TERMS = (
-    (
+TERMS = (
+    Term(
+        "loss scale",
         r"loss scal\w+|\bscale\b|scaler\b|GradScaler",
-        Term(
-            "loss scale",
-            "float16 cannot hold very small gradients, so the loss is multiplied by a large number"
-            " before backward() and the gradients are divided by it afterwards; torch.amp.GradScaler"
-            " chooses that number: it halves it after every overflow and doubles it after as many good"
-            " steps in a row as its growth_interval says",
-        ),
+        "float16 cannot hold very small gradients, so the loss is multiplied by a large number"
+        " before backward() and the gradients are divided by it afterwards; torch.amp.GradScaler"
+        " chooses that number: it halves it after every overflow and doubles it after as many good"
+        " steps in a row as its growth_interval says",
     ),
-    (
+    Term(
+        "skipped step",
         r"\bskip\w*",
-        Term(
-            "skipped step",
-            "when a gradient is infinite or NaN the GradScaler does not call the optimizer: the batch"
-            " is lost, the weights stay as they are, the scale is halved",
-        ),
+        "when a gradient is infinite or NaN the GradScaler does not call the optimizer: the batch"
+        " is lost, the weights stay as they are, the scale is halved",
     ),
-    (
+    Term(
+        "skip class",
         r"\b(unprovoked|storm)\b|\d (calibrating|probe)\b",
-        Term(
-            "skip class",
-            "why a step was skipped: calibrating (the GradScaler searches for its first scale) and probe (it"
-            " has just doubled the scale) are normal; unprovoked is a skip that its search does not explain,"
-            " of which one does no harm, and storm the second and every further one in a row, a fault",
-        ),
+        "why a step was skipped: calibrating (the GradScaler searches for its first scale) and probe (it"
+        " has just doubled the scale) are normal; unprovoked is a skip that its search does not explain,"
+        " of which one does no harm, and storm the second and every further one in a row, a fault",
     ),
-    (
+    Term(
+        "overflow",
         r"\boverflow\w*|headroom",
-        Term(
-            "overflow",
-            "a result larger than the largest number of its format becomes infinity; float16 ends at"
-            " 65504, bfloat16 and float32 at 3.4e38",
-        ),
+        "a result larger than the largest number of its format becomes infinity; float16 ends at"
+        " 65504, bfloat16 and float32 at 3.4e38",
     ),
-    (
+    Term(
+        "underflow",
         r"\bunderflow\w*|flush\w*|round\w* to zero",
-        Term(
-            "underflow",
-            "a result too small for its format becomes zero; in float16 that is everything below 3e-8,"
-            " and from 6e-5 down numbers lose digits (they are called subnormal)",
-        ),
+        "a result too small for its format becomes zero; in float16 that is everything below 3e-8,"
+        " and from 6e-5 down numbers lose digits (they are called subnormal)",
     ),
-    (
+    Term(
+        "NaN",
         r"\bNaN\b",
-        Term(
-            "NaN",
-            "not a number: what infinity minus infinity or 0/0 gives; whatever it touches becomes NaN",
-        ),
+        "not a number: what infinity minus infinity or 0/0 gives; whatever it touches becomes NaN",
     ),
-    (
+    Term(
+        "autocast",
         r"autocast",
-        Term(
-            "autocast",
-            "torch.autocast runs matrix products and convolutions in 16 bits, and what needs more"
-            " precision in float32, for as long as its `with` block is open",
-        ),
+        "torch.autocast runs matrix products and convolutions in 16 bits, and what needs more"
+        " precision in float32, for as long as its `with` block is open",
     ),
-    (
+    Term(
+        "bfloat16",
         r"bfloat16",
-        Term(
-            "bfloat16",
-            "16 bits with the range of float32 and 3 digits: it needs no loss scaling, but rounds more"
-            " than float16",
-        ),
+        "16 bits with the range of float32 and 3 digits: it needs no loss scaling, but rounds more"
+        " than float16",
     ),
-    (
+    Term(
+        "float8",
         r"float8|\bFP8\b|fp8",
-        Term(
-            "float8",
-            "8 bits: 2 digits or fewer, and a range so small that each tensor needs a scale",
-        ),
+        "8 bits: 2 digits or fewer, and a range so small that each tensor needs a scale",
     ),
-    (
+    Term(
+        "unscale",
         r"unscale_?",
-        Term(
-            "unscale",
-            "scaler.unscale_(optimizer) divides the gradients by the loss scale; only then are they the"
-            " true ones, to be clipped or looked at",
-        ),
+        "scaler.unscale_(optimizer) divides the gradients by the loss scale; only then are they the"
+        " true ones, to be clipped or looked at",
     ),
-    (
+    Term(
+        "eps",
         r"\beps\b",
-        Term(
-            "eps",
-            "a small number that an optimizer or a norm adds so that it never divides by zero",
-        ),
+        "a small number that an optimizer or a norm adds so that it never divides by zero",
     ),
-    (
+    Term(
+        "TF32",
         r"\bTF32\b",
-        Term(
-            "TF32",
-            "float32 with 10 bits of mantissa inside matrix products, on NVIDIA GPUs since 2020",
-        ),
+        "float32 with 10 bits of mantissa inside matrix products, on NVIDIA GPUs since 2020",
     ),
-    (
+    Term(
+        "tensor cores",
         r"[Tt]ensor cores?",
-        Term(
-            "tensor cores",
-            "the units of a GPU that multiply small matrices, many times as fast as its other units",
-        ),
+        "the units of a GPU that multiply small matrices, many times as fast as its other units",
     ),
-    (
+    Term(
+        "FLOPs",
         r"\bFLOPs\b",
-        Term("FLOPs", "floating-point operations: the additions and multiplications of a step"),
+        "floating-point operations: the additions and multiplications of a step",
     ),
 )
-
-
-TERMS = tuple(term for _, term in _TERMS)
 """All terms that can come up."""
 
 
 def terms_in(*texts: str) -> list[Term]:
     """Return the terms that come up in ``texts``, each once, as they come."""
     whole = "\n".join(texts)
-    found = [(m.start(), term) for pattern, term in _TERMS if (m := re.search(pattern, whole))]
+    found = [(m.start(), term) for term in TERMS if (m := re.search(term.pattern, whole))]
     return [term for _, term in sorted(found)]

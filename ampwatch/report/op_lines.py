@@ -10,8 +10,6 @@ from ampwatch.numerics.units.ops import Fallback, OpKind
 from ampwatch.wire.records import ALL_MODULES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable
-
     from ampwatch.wire.records import CensusRecord, OpRow
 
 By = Literal["op", "module", "dtype"]
@@ -64,53 +62,30 @@ class OpLine:
         if row.is_emulated:
             self.emulated[row.inputs] += row.calls
 
-    def add_casts(self, row: OpRow) -> None:
-        """Add the casts of ``row`` to what is cast here."""
-        self.casts += row.calls
-        self.cast_bytes += row.bytes
-
 
 def op_lines(census: CensusRecord, by: By) -> list[OpLine]:
     """Return the lines of a table, those with the most FLOPs first, then those with the most bytes."""
-    lines = {"op": _by_op, "module": _by_module, "dtype": _by_dtype}[by](census)
-    return sorted(lines, key=lambda line: (-line.flops, -line.bytes, line.name, line.ran_in))
-
-
-def _by_op(census: CensusRecord) -> Iterable[OpLine]:
-    def name_and_dtypes(row: OpRow) -> tuple[str, str]:
+    lines: dict[tuple[str, str], OpLine] = {}
+    for row in census.rows:
+        # Rows are of an op in all modules, or of a module.
+        if (row.module == ALL_MODULES) is (by == "module"):
+            continue
         is_cast = row.kind is OpKind.CAST
-        return row.op, f"{row.dtype} -> {row.out_dtype}" if is_cast else row.dtype
-
-    lines: dict[Hashable, OpLine] = {}
-    for row in _op_rows(census):
-        key = name_and_dtypes(row)
-        lines.setdefault(key, OpLine(*key)).add(row)
-    return lines.values()
-
-
-def _by_module(census: CensusRecord) -> Iterable[OpLine]:
-    rows = [row for row in census.rows if row.module != ALL_MODULES]
-    return _grouped(rows, lambda row: row.module, lambda row: row.module)
-
-
-def _by_dtype(census: CensusRecord) -> Iterable[OpLine]:
-    return _grouped(_op_rows(census), lambda row: row.dtype, lambda row: row.out_dtype)
-
-
-def _op_rows(census: CensusRecord) -> list[OpRow]:
-    return [row for row in census.rows if row.module == ALL_MODULES]
-
-
-def _grouped(
-    rows: Iterable[OpRow], key: Callable[[OpRow], str], key_of_cast: Callable[[OpRow], str]
-) -> Iterable[OpLine]:
-    lines: dict[str, OpLine] = {}
-    for row in rows:
-        is_cast = row.kind is OpKind.CAST
-        name = key_of_cast(row) if is_cast else key(row)
-        line = lines.setdefault(name, OpLine(name))
-        if is_cast:
-            line.add_casts(row)
+        key = _name_and_dtypes(row, by, is_cast=is_cast)
+        line = lines.setdefault(key, OpLine(*key))
+        if is_cast and by != "op":
+            line.casts += row.calls
+            line.cast_bytes += row.bytes
         else:
             line.add(row)
-    return lines.values()
+    return sorted(
+        lines.values(), key=lambda line: (-line.flops, -line.bytes, line.name, line.ran_in)
+    )
+
+
+def _name_and_dtypes(row: OpRow, by: By, *, is_cast: bool) -> tuple[str, str]:
+    if by == "op":
+        return row.op, f"{row.dtype} -> {row.out_dtype}" if is_cast else row.dtype
+    if by == "module":
+        return row.module, ""
+    return (row.out_dtype if is_cast else row.dtype), ""

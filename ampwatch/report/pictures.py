@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.report.accounts import figure
-from ampwatch.report.markup import Markup, element
+from ampwatch.report.markup import Child, Markup, element
 from ampwatch.report.words import percent, power
 from ampwatch.wire.records import SkipClass, Topic
 
@@ -32,17 +32,17 @@ LEFT, RIGHT = 58, 12
 
 def frame(name: str, top: int, height: int, width: int) -> list[Markup]:
     """Return the frame of a panel with its name above it."""
-    return [
-        element(
-            "rect",
-            class_="panel",
-            x=float(LEFT),
-            y=float(top),
-            width=float(width - LEFT - RIGHT),
-            height=float(height),
-        ),
-        text(name, LEFT, top - 6, anchor="start", kind="axis"),
-    ]
+    panel = _box("panel", LEFT, top, width - LEFT - RIGHT, height)
+    return [panel, text(name, LEFT, top - 6, anchor="start", kind="axis")]
+
+
+def _box(kind: str, x: float, y: float, width: float, height: float, *children: Child) -> Markup:
+    return element("rect", *children, class_=kind, x=x, y=y, width=width, height=height)
+
+
+def _line(kind: str, start: tuple[float, float], end: tuple[float, float], *on: Child) -> Markup:
+    (x1, y1), (x2, y2) = start, end
+    return element("line", *on, class_=kind, x1=x1, x2=x2, y1=y1, y2=y2)
 
 
 def picture(parts: Iterable[Markup], width: int, height: float, label: str) -> Markup:
@@ -135,7 +135,7 @@ def history_picture(steps: Sequence[StepRecord], width: int, since: int = -1) ->
         x = across(since)
         side = "end" if x > width / 2 else "start"
         parts += [
-            element("line", class_="since", x1=x, x2=x, y1=16.0, y2=float(bottom)),
+            _line("since", (x, 16), (x, bottom)),
             text(f"first seen: step {since}", x, 11, anchor=side, kind="since-name"),
         ]
     parts += [text(str(s), across(s), bottom + 15) for s in ticks(first, last, 4)]
@@ -165,16 +165,10 @@ def _scale_panel(
     for s in steps:
         if s.skip_class is not SkipClass.NONE:
             x = across(s.step)
-            tick = element(
-                "line",
-                element("title", f"step {s.step}: skipped, {s.skip_class.label}"),
-                class_=f"skip {s.skip_class.label}",
-                x1=x,
-                x2=x,
-                y1=float(top + SCALE_HEIGHT - 11),
-                y2=float(top + SCALE_HEIGHT - 1),
-            )
-            parts.append(tick)
+            foot = top + SCALE_HEIGHT - 1
+            label = s.skip_class.label
+            title = element("title", f"step {s.step}: skipped, {label}")
+            parts.append(_line(f"skip {label}", (x, foot - 10), (x, foot), title))
     return parts
 
 
@@ -200,8 +194,7 @@ def _loss_panel(
         if not _is_drawn(s.loss):
             name = element("title", f"step {s.step}: the loss is {figure(s.loss)}")
             x = across(s.step)
-            y = float(top + 7)
-            parts.append(element("circle", name, class_="nonfinite", cx=x, cy=y, r=2.5))
+            parts.append(element("circle", name, class_="nonfinite", cx=x, cy=top + 7, r=2.5))
     return parts
 
 
@@ -292,9 +285,7 @@ def exponents(record: RangeRecord, fmt: FloatFormat | None, width: int) -> Marku
         parts += _ground(zone, across, (low, high), top, foot)
     for share in (1.0, 1e-2, 1e-4, 1e-6):
         y = up(math.log10(share))
-        parts.append(
-            element("line", class_="grid", x1=float(LEFT), x2=float(width - RIGHT), y1=y, y2=y)
-        )
+        parts.append(_line("grid", (LEFT, y), (width - RIGHT, y)))
         parts.append(text(percent(share), LEFT - 4, y + 4, anchor="end"))
     bin_width = across(1.0) - across(0.0)
     bars = []
@@ -303,7 +294,7 @@ def exponents(record: RangeRecord, fmt: FloatFormat | None, width: int) -> Marku
         bars.append((across(exponent - 1), bin_width, count, _fate(exponent, parts_of), label))
     column = 16.0
     for x, count, sort, name in (
-        (float(LEFT + 3), histogram.zeros, "zeros", "zero"),
+        (LEFT + 3.0, histogram.zeros, "zeros", "zero"),
         (width - RIGHT - 3 - column, histogram.nonfinite, "overflow", "NaN or infinite"),
     ):
         bars.append((x, column, count, sort, f"{name}: {count} elements, {percent(count / whole)}"))
@@ -311,17 +302,8 @@ def exponents(record: RangeRecord, fmt: FloatFormat | None, width: int) -> Marku
         if count:
             y = height(count)
             inner = max(1.0, across_px - min(1.5, across_px / 4))
-            parts.append(
-                element(
-                    "rect",
-                    element("title", label),
-                    class_=f"bar {sort}",
-                    x=x,
-                    y=y,
-                    width=inner,
-                    height=foot - y,
-                )
-            )
+            title = element("title", label)
+            parts.append(_box(f"bar {sort}", x, y, inner, foot - y, title))
     parts.append(text("0", LEFT + 3 + column / 2, foot + 15))
     parts.append(text("NaN, inf", width - RIGHT, foot + 15, anchor="end"))
     marks = [e for e in ticks(low, high, 6) if across(e) < width - RIGHT - 74]
@@ -350,18 +332,9 @@ def _ground(
         return []
     x = across(left)
     wide = across(right) - x
-    parts = [
-        element(
-            "rect",
-            class_=f"ground {zone.sort}",
-            x=x,
-            y=float(top),
-            width=wide,
-            height=float(foot - top),
-        )
-    ]
+    parts = [_box(f"ground {zone.sort}", x, top, wide, foot - top)]
     if zone.left > span[0]:
-        parts.append(element("line", class_="edge", x1=x, x2=x, y1=float(top - 4), y2=float(foot)))
+        parts.append(_line("edge", (x, top - 4), (x, foot)))
     letters = 6.2 * len(zone.name)
     if letters < wide:
         parts.append(text(zone.name, x + wide / 2, top - 8, kind=f"ground-name {zone.sort}"))
